@@ -1,0 +1,16 @@
+# llama.cpp and ggml, built from their own top level as a static part of this build, with ggml's own
+# thread pool (no OpenMP): core/parallel.h runs Winnow's loops on the same threads.
+if(NOT EXISTS ${WINNOW_LLAMA_DIR}/CMakeLists.txt)
+  message(FATAL_ERROR "llama.cpp sources are missing from ${WINNOW_LLAMA_DIR}: run `make deps`")
+endif()
+
+set(BUILD_SHARED_LIBS OFF)
+set(LLAMA_ALL_WARNINGS OFF CACHE BOOL "" FORCE)
+set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
+set(GGML_NATIVE ${WINNOW_NATIVE} CACHE BOOL "" FORCE)
+set(LLAMA_BUILD_COMMON ON CACHE BOOL "" FORCE)
+set(LLAMA_OPENSSL OFF CACHE BOOL "" FORCE)
+foreach(part TESTS TOOLS EXAMPLES SERVER APP)
+  set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
+endforeach()
+add_subdirectory(${WINNOW_LLAMA_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL)

@@ -1,0 +1,36 @@
+// Dense causal attention of a chunk of new tokens over paged keys and values (flash attention on the CPU).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/account.h"
+#include "core/parallel.h"
+#include "core/tensor_view.h"
+#include "kv/sequence_kv.h"
+
+namespace winnow {
+
+struct PrefillAttentionParams {
+  TensorView<const float, 3> q;  // [T, H, D], not yet scaled
+  TensorView<float, 3> out;      // [T, H, D]
+  PagedKv kv;                    // one layer, K heads; the chunk's own tokens are already appended
+  // Query t attends to tokens [begin[t], end[t]) of kv, [T] each. Both are non-decreasing: positions
+  // grow along a layer, so a causal mask or a window is always such a range.
+  std::span<const int64_t> begin;
+  std::span<const int64_t> end;
+  float scale = 1.0f;
+  float* log_mass = nullptr;  // [T, H], or null
+};
+
+struct PrefillWorkspace {
+  AlignedBuffer<float> scratch;  // per thread: converted keys and values, scores, accumulators
+};
+
+// Writes out (and log_mass). Tasks are (KV head, block of queries); a result does not depend on the
+// number of threads. Keys and values are converted once per tile for all rows of the task. f32
+// accumulation with the running maximum of flash attention. No [T, S] matrix is formed.
+void PrefillAttention(ThreadPool& pool, const PrefillAttentionParams& params,
+                      PrefillWorkspace& workspace, AttentionAccount* account);
+
+}  // namespace winnow
