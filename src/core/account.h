@@ -32,17 +32,18 @@ struct StageSeconds {
   double logits = 0;
   double sampling = 0;
 
+  static constexpr double StageSeconds::*kStages[] = {
+      &StageSeconds::embed,     &StageSeconds::attention_input,  &StageSeconds::kv_append,
+      &StageSeconds::attention, &StageSeconds::attention_output, &StageSeconds::logits,
+      &StageSeconds::sampling};
+
   double total() const {
-    return embed + attention_input + kv_append + attention + attention_output + logits + sampling;
+    double sum = 0;
+    for (double StageSeconds::*stage : kStages) sum += this->*stage;
+    return sum;
   }
-  StageSeconds& operator+=(const StageSeconds& o) {
-    embed += o.embed;
-    attention_input += o.attention_input;
-    kv_append += o.kv_append;
-    attention += o.attention;
-    attention_output += o.attention_output;
-    logits += o.logits;
-    sampling += o.sampling;
+  StageSeconds& operator+=(const StageSeconds& other) {
+    for (double StageSeconds::*stage : kStages) this->*stage += other.*stage;
     return *this;
   }
 };

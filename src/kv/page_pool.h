@@ -1,5 +1,5 @@
-// Reference-counted pages of one layout, out of one reserved range of addresses. Memory is committed by
-// the system as pages are first written, so an unused capacity costs nothing.
+// Reference-counted pages of one layout, out of one reserved range of addresses. Memory is
+// committed by the system as pages are first written, so an unused capacity costs nothing.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ namespace winnow {
 
 class PagePool {
  public:
-  // Room for `capacity_pages` pages. Throws Error(kResource) if the address range cannot be reserved.
+  // Room for `capacity_pages` pages. Throws Error(kResource) if the address range cannot be
+  // reserved.
   PagePool(const PageLayout& layout, int64_t capacity_pages);
   ~PagePool();
   PagePool(const PagePool&) = delete;
@@ -51,7 +52,7 @@ class PagePool {
   std::byte* base_ = nullptr;
   size_t reserved_bytes_ = 0;
   std::vector<int32_t> ref_counts_;
-  std::vector<int32_t> positions_;  // [pages][G], grown as pages are first used
+  std::vector<int32_t> positions_;  // [pages][G], grown in place as pages are first used
   std::vector<PageId> free_list_;   // LIFO, so that few distinct pages are touched
   PageId next_unused_ = 0;          // pages from here on were never allocated
 };

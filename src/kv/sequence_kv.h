@@ -11,11 +11,11 @@
 
 namespace winnow {
 
-// Which tokens of one layer an attention call may read, and where they lie. Token i of the layer is slot
-// i % G of pages[i / G]; entries of released pages are kNoPage and must not be read.
+// Which tokens of one layer an attention call may read, and where they lie. Token i of the layer is
+// slot i % G of pages[i / G]; entries of released pages are kNoPage and must not be read.
 struct PagedKv {
   const PageLayout* layout = nullptr;
-  const std::byte* base = nullptr;     // PagePool::base()
+  const std::byte* base = nullptr;  // PagePool::base()
   std::span<const PageId> pages;
   int64_t n_tokens = 0;
 
@@ -32,12 +32,13 @@ struct PagedKv {
 
 class SequenceKv {
  public:
-  // `pool` outlives the sequence.
+  // `pool` outlives the sequence. A sequence that was moved from has no layers.
   SequenceKv(PagePool* pool, int n_layers);
   ~SequenceKv();
   SequenceKv(SequenceKv&&) noexcept;
   SequenceKv& operator=(SequenceKv&&) noexcept;
 
+  const PagePool& pool() const { return *pool_; }
   int n_layers() const { return static_cast<int>(layers_.size()); }
   // Tokens of this layer, released ones included. Layers may differ (layer-major prefill, pruning).
   int64_t n_tokens(int layer) const { return layers_[layer].n_tokens; }
@@ -50,12 +51,13 @@ class SequenceKv {
   // How many pages `Append(layer, n)` would allocate now, copies on write included.
   int64_t PagesNeeded(int layer, int64_t n) const;
 
-  // Adds `n` tokens with undefined contents and the given positions, [n], strictly increasing and above
-  // every earlier one of the layer. A shared last page is copied first. Returns false, and changes
-  // nothing, if the pool has too few pages.
+  // Adds `n` tokens with undefined contents and the given positions, [n], strictly increasing and
+  // above every earlier one of the layer. A shared last page is copied first. Returns false, and
+  // changes nothing, if the pool has too few pages.
   bool Append(int layer, std::span<const int32_t> positions);
 
-  // Drops the tokens from `n_tokens` on (rollback); pages that become empty are released.
+  // Drops the tokens from `n_tokens` on (rollback); pages that become empty are released. CHECKs
+  // that the layer is then empty or ends at or after `first_resident`.
   void Truncate(int layer, int64_t n_tokens);
 
   // Releases the whole pages before token `first` (a local layer whose window has passed them).
@@ -84,6 +86,13 @@ class SequenceKv {
     int64_t n_tokens = 0;
     int64_t n_released_pages = 0;
   };
+  const Layer& at(int layer) const;
+  Layer& at(int layer);
+  PageId ResidentPage(const Layer& layer, int64_t token) const;
+  // Whether the next token goes into a page that somebody else holds too.
+  bool MustCopyLastPage(const Layer& layer) const;
+  void CopyLastPage(Layer& layer);
+
   PagePool* pool_;
   std::vector<Layer> layers_;
 };

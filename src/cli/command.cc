@@ -1,0 +1,130 @@
+#include "cli/command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "core/error.h"
+
+namespace winnow {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr char kDefaultModelFile[] = "SmolLM2-135M-Instruct.Q4_1.gguf";
+
+// Where `make deps` leaves the default model, and where an installed Winnow looks for it.
+std::vector<fs::path> ModelFolders() {
+  std::vector<fs::path> folders;
+  std::error_code ignored;
+  const fs::path executable = fs::read_symlink("/proc/self/exe", ignored);
+  if (!executable.empty()) {
+    folders.push_back(executable.parent_path().parent_path().parent_path() / ".deps/models");
+  }
+  if (const char* data_home = std::getenv("XDG_DATA_HOME"); data_home != nullptr && *data_home) {
+    folders.push_back(fs::path(data_home) / "winnow/models");
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home) {
+    folders.push_back(fs::path(home) / ".local/share/winnow/models");
+  }
+  return folders;
+}
+
+}  // namespace
+
+void AddJsonFlag(CLI::App& command, CommandContext& context) {
+  command.add_flag("--json", context.json, "Print JSON on standard output (docs/json.md)")
+      ->group("Output");
+}
+
+CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
+                           const std::string& help) {
+  return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(false), "", "size");
+}
+
+void AddModelFlags(CLI::App& command, ModelFlags& flags) {
+  const std::string group = "Model";
+  command
+      .add_option("-m,--model", flags.model,
+                  "GGUF file; 'default' is the small model that `make deps` brings")
+      ->type_name("PATH")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("-t,--threads", flags.threads, "Threads; by default one a physical core")
+      ->type_name("N")
+      ->check(CLI::Range(1, 512))
+      ->group(group);
+  command
+      .add_option("-c,--ctx", flags.context,
+                  "Longest prompt and answer together, in tokens; by default the model's context")
+      ->type_name("TOKENS")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->group(group);
+  command.add_option("--kv-type", flags.kv_type, "Type of the KV cache: f16, f32 or q8_0")
+      ->type_name("TYPE")
+      ->capture_default_str()
+      ->group(group);
+  AddSizeOption(command, "--kv-memory", flags.kv_memory,
+                "Memory for the KV cache, e.g. 2G; by default one whole context, or what fits")
+      ->type_name("SIZE")
+      ->group(group);
+  command.add_option("--prefill-chunk", flags.prefill_chunk, "Prompt tokens computed at a time")
+      ->type_name("TOKENS")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_flag("--no-prefix-reuse", flags.no_prefix_reuse,
+                "Compute every prompt from its first token, even where its beginning is resident")
+      ->group(group);
+}
+
+EngineOptions ToEngineOptions(const ModelFlags& flags) {
+  EngineOptions options;
+  options.context_tokens = flags.context;
+  options.kv_bytes = static_cast<int64_t>(flags.kv_memory);
+  options.kv_dtype = ParseDType(flags.kv_type);
+  options.prefill_chunk = flags.prefill_chunk;
+  options.prefix_reuse = !flags.no_prefix_reuse;
+  return options;
+}
+
+std::string ResolveModelPath(const std::string& name) {
+  if (name.starts_with("synthetic:")) {
+    Throw(ErrorKind::kInput,
+          "'{}': synthetic models are not part of this version; give a GGUF file with -m", name);
+  }
+  if (name != "default") return name;
+  std::vector<std::string> looked_in;
+  for (const fs::path& folder : ModelFolders()) {
+    const fs::path path = folder / kDefaultModelFile;
+    std::error_code ignored;
+    if (fs::exists(path, ignored)) return path.string();
+    looked_in.push_back(folder.string());
+  }
+  Throw(ErrorKind::kInput,
+        "the default model {} was not found (looked in {}); run `make deps` to get it, or name a "
+        "GGUF file with -m",
+        kDefaultModelFile, fmt::join(looked_in, ", "));
+}
+
+LoadedModel LoadModel(const ModelFlags& flags) {
+  const EngineOptions engine_options = ToEngineOptions(flags);
+  LoadedModel loaded;
+  loaded.path = ResolveModelPath(flags.model);
+  loaded.tokenizer = Tokenizer::Load(loaded.path);
+  loaded.pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : DefaultThreads());
+  BackboneOptions backbone_options;
+  backbone_options.max_tokens =
+      std::max<int64_t>(engine_options.prefill_chunk, engine_options.max_batch);
+  loaded.backbone = LoadCpuBackbone(loaded.path, loaded.pool.get(), backbone_options);
+  loaded.engine = std::make_unique<Engine>(loaded.backbone.get(), loaded.tokenizer.get(),
+                                           loaded.pool.get(), engine_options);
+  return loaded;
+}
+
+}  // namespace winnow

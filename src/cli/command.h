@@ -1,0 +1,69 @@
+// What every subcommand shares: how it registers itself, the flags that choose and load a model, and the
+// way to a loaded model.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/parallel.h"
+#include "engine/engine.h"
+#include "model/backbone.h"
+#include "text/tokenizer.h"
+
+namespace winnow {
+
+// How a subcommand talks to main. `Add…Command(app, context)` registers the subcommand with its flags;
+// its CLI11 callback does no work but sets `run`, which main calls once parsing has succeeded.
+struct CommandContext {
+  // Returns the exit code; may throw Error. Standard output belongs to the command.
+  std::function<int()> run;
+  // The command was asked for JSON: main also prints errors as JSON. Set by AddJsonFlag.
+  bool json = false;
+  bool verbose = false;  // the libraries' logs are shown on stderr
+};
+
+// Adds --json to `command`, bound to `context.json`.
+void AddJsonFlag(CLI::App& command, CommandContext& context);
+
+// Flags that choose a model and how it is run; what 0 and "" stand for is in the help text.
+struct ModelFlags {
+  std::string model = "default";
+  int threads = 0;          // 0: DefaultThreads()
+  int64_t context = 0;      // tokens; 0: the model's
+  std::string kv_type = "f16";
+  uint64_t kv_memory = 0;   // bytes; 0: one context, or what fits
+  int64_t prefill_chunk = 512;
+  bool no_prefix_reuse = false;
+};
+
+// Adds -m, -t, -c, --kv-type, --kv-memory, --prefill-chunk and --no-prefix-reuse.
+void AddModelFlags(CLI::App& command, ModelFlags& flags);
+
+// A size such as "2G" or "512M" in bytes (K, M, G, T are powers of 1024, with or without B or iB).
+// `command`'s option converts it while parsing.
+CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
+                           const std::string& help);
+
+// Throws Error(kUsage) for an unknown KV type.
+EngineOptions ToEngineOptions(const ModelFlags& flags);
+
+struct LoadedModel {
+  std::string path;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Backbone> backbone;
+  std::unique_ptr<Engine> engine;  // last: it refers to the others
+};
+
+// The GGUF file that `name` stands for: a path as it is; "default": the model that `make deps` brings.
+// Throws Error(kInput) if there is no default model, or for "synthetic:…", which this version lacks.
+std::string ResolveModelPath(const std::string& name);
+
+// Loads tokenizer and weights, and makes an engine of ToEngineOptions(flags). Throws what Tokenizer::Load,
+// LoadCpuBackbone and Engine throw.
+LoadedModel LoadModel(const ModelFlags& flags);
+
+}  // namespace winnow

@@ -1,0 +1,175 @@
+#include "cli/generation.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <utility>
+
+#include "core/error.h"
+#include "policy/arm.h"
+
+namespace winnow {
+
+void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
+  const std::string group = "Prompt";
+  command
+      .add_option("-f,--file", flags.files,
+                  "Documents to read: UTF-8 text files, or folders of them (repeatable)")
+      ->type_name("FILE|DIR")
+      ->group(group);
+  command
+      .add_flag("--strict", flags.strict, "Refuse files that are not text instead of skipping them")
+      ->group(group);
+  command.add_option("--system", flags.prompt.system, "System message")
+      ->type_name("TEXT")
+      ->group(group);
+  command
+      .add_option("--chunk-tokens", flags.prompt.chunk_tokens,
+                  "Longest chunk that documents are split into, in tokens")
+      ->type_name("TOKENS")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(group);
+  CLI::Option* plain = command
+                           .add_flag("--no-chat-template", flags.no_chat_template,
+                                     "Plain completion, even if the model has a chat template")
+                           ->group(group);
+  command
+      .add_option("--chat-template", flags.chat_template_file,
+                  "File with a Jinja chat template to use instead of the model's")
+      ->type_name("FILE")
+      ->excludes(plain)
+      ->group(group);
+}
+
+void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
+  const std::string group = "Generation";
+  command
+      .add_option("-n,--max-tokens", flags.max_tokens,
+                  fmt::format("Longest answer in tokens; by default {}, or what the context leaves",
+                              kDefaultMaxTokens))
+      ->type_name("TOKENS")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->group(group);
+  command
+      .add_option("--stop", flags.stop,
+                  "End the answer where this text would appear (repeatable, one text each)")
+      ->type_name("TEXT")
+      ->allow_extra_args(false)
+      ->group(group);
+  command
+      .add_option("--arm", flags.arm,
+                  "How the context is read: dense (all of it), or auto (what the model's profile "
+                  "says; dense in this version)")
+      ->type_name("ARM")
+      ->capture_default_str()
+      ->group(group);
+
+  const std::string sampler = "Sampling (greedy unless --temp is above 0)";
+  SamplingParams& sampling = flags.sampling;
+  const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
+    command.add_option(name, value, help)->type_name(type)->capture_default_str()->group(sampler);
+  };
+  add("--temp", sampling.temperature, "X", "Temperature; 0 always takes the likeliest token");
+  add("--top-k", sampling.top_k, "N", "Draw from the N likeliest tokens; 0: off");
+  add("--top-p", sampling.top_p, "P", "Draw from the likeliest tokens that hold P in all; 1: off");
+  add("--min-p", sampling.min_p, "P", "Leave out tokens below P times the likeliest; 0: off");
+  add("--seed", sampling.seed, "N", "Seed: the same one gives the same answer");
+  add("--repeat-penalty", sampling.repeat_penalty, "X", "Divides logits of recent tokens; 1: off");
+  add("--frequency-penalty", sampling.frequency_penalty, "X",
+      "Subtracted for each recent appearance; 0: off");
+  add("--presence-penalty", sampling.presence_penalty, "X",
+      "Subtracted once from recent tokens; 0: off");
+}
+
+void Validate(const GenerationFlags& flags) {
+  ParseArm(flags.arm);
+  flags.sampling.Validate();
+}
+
+DocumentSet ReadDocuments(const PromptFlags& flags) {
+  DocumentSet set = LoadDocuments(flags.files, flags.strict);
+  for (const SkippedFile& file : set.skipped) {
+    Warn(fmt::format("skipped {}: {}", file.path, file.reason));
+  }
+  if (!flags.files.empty() && set.documents.empty()) {
+    const std::string reason = set.skipped.empty()
+                                   ? std::string("no files found")
+                                   : fmt::format("{}: {}", set.skipped.front().path,
+                                                 set.skipped.front().reason);
+    Throw(ErrorKind::kInput, "nothing to read in the files given with -f ({})", reason);
+  }
+  return set;
+}
+
+void CheckUtf8(const std::string& text, const std::string& what) {
+  if (const int64_t offset = FirstInvalidUtf8(text); offset >= 0) {
+    Throw(ErrorKind::kInput, "{} is not UTF-8 text (byte 0x{:02x} at offset {})", what,
+          static_cast<unsigned char>(text[offset]), offset);
+  }
+}
+
+std::string ReadTextFile(const std::string& path) {
+  std::string text;
+  const auto read_all = [&text](std::istream& in) {
+    text.assign(std::istreambuf_iterator<char>(in), {});
+    return !in.bad();
+  };
+  if (path == "-") {
+    read_all(std::cin);
+  } else {
+    errno = 0;
+    std::ifstream in(path, std::ios::binary);
+    // Opening a folder succeeds; reading its first byte does not.
+    if (!in || (in.peek() == std::ifstream::traits_type::eof() && errno != 0) || !read_all(in)) {
+      Throw(ErrorKind::kInput, "{}: {}", path, errno != 0 ? std::strerror(errno) : "cannot be read");
+    }
+  }
+  CheckUtf8(text, path == "-" ? "standard input" : path);
+  if (text.ends_with('\n')) text.pop_back();
+  if (text.ends_with('\r')) text.pop_back();
+  return text;
+}
+
+Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
+                    int64_t context_tokens) {
+  Request request;
+  request.max_new_tokens = flags.max_tokens;
+  if (flags.max_tokens == 0) {
+    const int64_t room = context_tokens - static_cast<int64_t>(tokens.size());
+    request.max_new_tokens = std::clamp<int64_t>(room, 1, kDefaultMaxTokens);
+  }
+  request.tokens = std::move(tokens);
+  request.sampling = flags.sampling;
+  request.stop = flags.stop;
+  request.arm = flags.arm;
+  return request;
+}
+
+RequestResult Generate(Engine& engine, Request request, Output* stream, ProgressBar& progress,
+                       const InterruptScope& interrupts) {
+  request.on_prefill = [&progress](const PrefillProgress& p) { progress.Update(p); };
+  request.on_text = [&progress, stream](std::string_view text) {
+    progress.Clear();
+    if (stream != nullptr) stream->Write(text);
+  };
+  const RequestId id = engine.Submit(std::move(request));
+  std::optional<RequestResult> result;
+  while (!(result = engine.TakeResult(id)).has_value()) {
+    if (interrupts.Pending() != 0 || (stream != nullptr && stream->failed())) engine.Cancel(id);
+    engine.Step();
+  }
+  progress.Clear();
+  if (result->finish_reason == FinishReason::kFailed) {
+    throw Error(ErrorKind::kResource, result->error);
+  }
+  return *std::move(result);
+}
+
+}  // namespace winnow

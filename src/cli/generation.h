@@ -1,0 +1,68 @@
+// Flags of prompts and of generation that `run` and `chat` share, and the loop that drives the engine.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/signals.h"
+#include "text/document.h"
+#include "text/prompt.h"
+
+namespace winnow {
+
+struct PromptFlags {
+  std::vector<std::string> files;
+  bool strict = false;
+  PromptOptions prompt;  // system, chunk_tokens
+  bool no_chat_template = false;
+  std::string chat_template_file;
+};
+
+// Adds -f, --strict, --system, --chunk-tokens, --no-chat-template and --chat-template.
+void AddPromptFlags(CLI::App& command, PromptFlags& flags);
+
+struct GenerationFlags {
+  int64_t max_tokens = 0;  // 0: kDefaultMaxTokens, or what the context leaves if that is less
+  SamplingParams sampling;
+  std::vector<std::string> stop;
+  std::string arm = "auto";
+};
+
+inline constexpr int64_t kDefaultMaxTokens = 512;
+
+// Adds -n, --stop, --arm and the sampler's flags.
+void AddGenerationFlags(CLI::App& command, GenerationFlags& flags);
+
+// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range: before anything is loaded.
+void Validate(const GenerationFlags& flags);
+
+// Reads the documents and warns on stderr about each file left out. Throws Error(kInput) as LoadDocuments
+// does, and if paths were given and nothing readable was found.
+DocumentSet ReadDocuments(const PromptFlags& flags);
+
+// A whole file of UTF-8 text, or standard input for "-"; without its last line end. Throws
+// Error(kInput) if it cannot be read or is not UTF-8.
+std::string ReadTextFile(const std::string& path);
+
+// Throws Error(kInput) that names `what` if `text` is not UTF-8.
+void CheckUtf8(const std::string& text, const std::string& what);
+
+// Installs the template of --chat-template in the tokenizer, if it was given.
+void ApplyTemplateFlags(PromptFlags& flags, Tokenizer& tokenizer);
+
+// A request for `tokens` with these flags. Without -n, the default is cut to what the context leaves.
+Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
+                    int64_t context_tokens);
+
+// Submits the request and steps the engine until it is finished. Text goes to `stream` as it comes, unless
+// null. A pending signal, or a closed output, cancels the request: what was generated until then is
+// returned. Throws what Engine::Submit throws, and Error(kResource) if the engine gave the request up.
+RequestResult Generate(Engine& engine, Request request, Output* stream, ProgressBar& progress,
+                       const InterruptScope& interrupts);
+
+}  // namespace winnow

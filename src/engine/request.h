@@ -1,0 +1,91 @@
+// What a caller asks of the engine, what it is told meanwhile, and what it gets back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ledger/ledger.h"
+#include "text/tokenizer.h"
+
+namespace winnow {
+
+// llama.cpp's sampler chain: penalties, then top-k, top-p, min-p, temperature, draw.
+struct SamplingParams {
+  float temperature = 0.0f;  // <= 0: greedy, the other four are then ignored
+  int top_k = 40;            // <= 0: off
+  float top_p = 0.95f;       // 1: off
+  float min_p = 0.05f;       // 0: off
+  uint32_t seed = 0;
+  float repeat_penalty = 1.0f;  // 1: off; penalties also apply to greedy sampling
+  float frequency_penalty = 0.0f;
+  float presence_penalty = 0.0f;
+  int penalty_last_n = 64;  // tokens that penalties look back on; -1: all
+
+  // Throws Error(kUsage) that names the parameter and its range.
+  void Validate() const;
+};
+
+enum class FinishReason : uint8_t {
+  kEndToken,    // the model ended its turn
+  kStopString,  // a stop string appeared (it is not part of the text)
+  kMaxTokens,
+  kContextFull,
+  kCancelled,
+  kFailed,  // RequestResult::error says why
+};
+std::string_view FinishReasonName(FinishReason reason);  // "stop", "stop_string", "length", ...
+
+struct PrefillProgress {
+  int64_t tokens_done = 0;   // in units of whole prompt tokens through all layers
+  int64_t tokens_total = 0;  // without reused ones
+  int64_t tokens_reused = 0;
+  double seconds = 0;
+};
+
+struct Request {
+  std::vector<TokenId> tokens;  // the prompt; at least one
+  int64_t max_new_tokens = 256;
+  SamplingParams sampling;
+  std::vector<std::string> stop;
+  bool ignore_end_tokens = false;  // benchmarks
+  std::string arm = "auto";
+
+  // All are called from within Engine::Step, on its thread; each may be empty.
+  std::function<void(const PrefillProgress&)> on_prefill;
+  std::function<void(std::string_view)> on_text;  // whole UTF-8 characters, stop strings held back
+  // Logits [V] at prompt position `position`, for every position in order; switches prefix reuse off.
+  std::function<void(int64_t position, std::span<const float> logits)> on_prompt_logits;
+  // Logits [V] from which generated token `index` was drawn.
+  std::function<void(int64_t index, std::span<const float> logits)> on_logits;
+};
+
+using RequestId = int64_t;
+
+struct RequestResult {
+  RequestId id = 0;
+  FinishReason finish_reason = FinishReason::kFailed;
+  std::string error;  // of kFailed
+  std::string text;
+  std::vector<TokenId> tokens;  // generated, an end token included
+  int64_t prompt_tokens = 0;
+  int64_t reused_tokens = 0;    // of the prompt, found in resident pages
+  double queue_seconds = 0;     // before admission
+  double prefill_seconds = 0;
+  double ttft_seconds = 0;      // from submission to the first token
+  double decode_seconds = 0;    // from the first token to the last
+  int64_t kv_bytes = 0;         // of pages this request held at its end
+  RequestLedger ledger;
+
+  // Seconds a token after the first one; 0 if there are fewer than two.
+  double SecondsPerToken() const {
+    return tokens.size() < 2 ? 0 : decode_seconds / static_cast<double>(tokens.size() - 1);
+  }
+};
+
+}  // namespace winnow

@@ -1,0 +1,61 @@
+// One admitted or waiting request and everything the engine keeps for it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "core/hash.h"
+#include "core/tensor_view.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/text_stream.h"
+#include "kv/sequence_kv.h"
+#include "policy/arm.h"
+
+namespace winnow {
+
+using Clock = std::chrono::steady_clock;
+
+inline double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Sequence {
+  Sequence(RequestId id_in, Request request_in, Arm arm_in, SequenceKv kv_in, int n_vocab)
+      : id(id_in),
+        request(std::move(request_in)),
+        arm(std::move(arm_in)),
+        kv(std::move(kv_in)),
+        sampler(request.sampling, n_vocab, request.tokens),
+        stream(request.stop) {}
+
+  int64_t n_prompt() const { return static_cast<int64_t>(request.tokens.size()); }
+  // Tokens whose keys and values are stored once a step is over: all but the last one drawn.
+  int64_t n_stored() const { return n_prompt() + static_cast<int64_t>(generated.size()) - 1; }
+  TokenId TokenAt(int64_t i) const {
+    return i < n_prompt() ? request.tokens[i] : generated[i - n_prompt()];
+  }
+
+  RequestId id;
+  Request request;
+  Arm arm;
+  SequenceKv kv;
+  Sampler sampler;
+  TextStream stream;
+  SequenceStatus status;
+  std::vector<int32_t> positions;   // of the prompt, [n_prompt]
+  std::vector<Hash128> page_hashes; // of the full pages of tokens known so far
+  int64_t n_reused = 0;             // prompt tokens found in resident pages
+  AlignedBuffer<float> hidden;      // [n_prompt - n_reused, E] during prefill
+  std::vector<TokenId> generated;
+  RequestLedger ledger;
+
+  Clock::time_point submitted = Clock::now();
+  Clock::time_point admitted;
+  Clock::time_point first_token;
+  Clock::time_point last_token;
+};
+
+}  // namespace winnow

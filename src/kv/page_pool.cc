@@ -1,0 +1,122 @@
+#include "kv/page_pool.h"
+
+#include <sanitizer/asan_interface.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <limits>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace winnow {
+
+PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages) : layout_(layout) {
+  WINNOW_CHECK(layout.page_bytes > 0 && capacity_pages >= 0, "{} pages of {} bytes", capacity_pages,
+               layout.page_bytes);
+  const auto n_pages = static_cast<size_t>(capacity_pages);
+  if (capacity_pages > std::numeric_limits<PageId>::max() ||
+      n_pages > std::numeric_limits<ptrdiff_t>::max() / layout.page_bytes) {
+    Throw(ErrorKind::kResource, "{} KV pages are more than a pool can number", capacity_pages);
+  }
+  try {
+    // Address space only, as for the pages: afterwards neither TryAllocate nor Release can throw,
+    // and spans of positions stay valid.
+    ref_counts_.reserve(n_pages);
+    free_list_.reserve(n_pages);
+    positions_.reserve(n_pages * layout.slots);
+  } catch (const std::exception&) {
+    Throw(ErrorKind::kResource, "cannot reserve the tables of {} KV pages", capacity_pages);
+  }
+  reserved_bytes_ = n_pages * layout.page_bytes;
+  if (reserved_bytes_ == 0) return;
+  void* range = mmap(nullptr, reserved_bytes_, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) {
+    Throw(ErrorKind::kResource, "cannot reserve {} bytes of addresses for {} KV pages: {}",
+          reserved_bytes_, capacity_pages, std::strerror(errno));
+  }
+  base_ = static_cast<std::byte*>(range);
+}
+
+PagePool::~PagePool() {
+  if (base_ == nullptr) return;
+  ASAN_UNPOISON_MEMORY_REGION(base_, static_cast<size_t>(next_unused_) * layout_.page_bytes);
+  munmap(base_, reserved_bytes_);
+}
+
+int64_t PagePool::capacity_pages() const {
+  return static_cast<int64_t>(reserved_bytes_ / layout_.page_bytes);
+}
+
+int64_t PagePool::free_pages() const {
+  return capacity_pages() - next_unused_ + static_cast<int64_t>(free_list_.size());
+}
+
+PageId PagePool::TryAllocate() {
+  PageId page = kNoPage;
+  if (!free_list_.empty()) {
+    page = free_list_.back();
+    free_list_.pop_back();
+    ASAN_UNPOISON_MEMORY_REGION(data(page), layout_.page_bytes);
+  } else if (next_unused_ < capacity_pages()) {
+    page = next_unused_++;
+    ref_counts_.push_back(0);
+    positions_.resize(positions_.size() + layout_.slots);
+  } else {
+    return kNoPage;
+  }
+  ref_counts_[page] = 1;
+  return page;
+}
+
+void PagePool::AddRef(PageId page) {
+  WINNOW_CHECK(ref_count(page) > 0, "page {} is free", page);
+  ++ref_counts_[page];
+}
+
+void PagePool::Release(PageId page) {
+  WINNOW_CHECK(ref_count(page) > 0, "page {} is free", page);
+  if (--ref_counts_[page] > 0) return;
+  free_list_.push_back(page);
+  // Reads and writes of a free page are caught under AddressSanitizer. Pages that were never
+  // allocated are left out: the shadow of the whole range would take an eighth of it.
+  ASAN_POISON_MEMORY_REGION(data(page), layout_.page_bytes);
+}
+
+int PagePool::ref_count(PageId page) const {
+  WINNOW_CHECK(page >= 0 && page < next_unused_, "page {} of {}", page, next_unused_);
+  return ref_counts_[page];
+}
+
+std::span<int32_t> PagePool::positions(PageId page) {
+  WINNOW_CHECK(ref_count(page) > 0, "page {} is free", page);
+  const auto slots = static_cast<size_t>(layout_.slots);
+  return {positions_.data() + static_cast<size_t>(page) * slots, slots};
+}
+
+std::span<const int32_t> PagePool::positions(PageId page) const {
+  WINNOW_CHECK(ref_count(page) > 0, "page {} is free", page);
+  const auto slots = static_cast<size_t>(layout_.slots);
+  return {positions_.data() + static_cast<size_t>(page) * slots, slots};
+}
+
+void PagePool::CheckInvariants() const {
+  const auto n_used_once = static_cast<size_t>(next_unused_);
+  WINNOW_CHECK(next_unused_ <= capacity_pages());
+  WINNOW_CHECK(ref_counts_.size() == n_used_once);
+  WINNOW_CHECK(positions_.size() == n_used_once * static_cast<size_t>(layout_.slots));
+  std::vector<bool> is_free(n_used_once, false);
+  for (PageId page : free_list_) {
+    WINNOW_CHECK(ref_count(page) == 0, "free page {} has {} references", page, ref_counts_[page]);
+    WINNOW_CHECK(!is_free[page], "page {} is free twice", page);
+    is_free[page] = true;
+  }
+  for (PageId page = 0; page < next_unused_; ++page) {
+    WINNOW_CHECK(is_free[page] || ref_counts_[page] > 0, "page {} is lost", page);
+  }
+}
+
+}  // namespace winnow

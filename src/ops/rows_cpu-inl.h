@@ -1,0 +1,145 @@
+// Shared by the CPU attention kernels: rows of the KV cache read as f32 vectors, sums of four vectors
+// at once, and exp. Included once for each of Highway's targets.
+#if defined(WINNOW_OPS_ROWS_CPU_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WINNOW_OPS_ROWS_CPU_INL_H_
+#undef WINNOW_OPS_ROWS_CPU_INL_H_
+#else
+#define WINNOW_OPS_ROWS_CPU_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::CappedTag<float, 16>;
+using VF32 = hn::Vec<F32>;
+inline constexpr size_t kLanes = hn::MaxLanes(F32());
+inline constexpr size_t kVectorRegisters = (kLanes == 16 || HWY_ARCH_ARM_A64) ? 32 : 16;
+// Values after which every dtype has an address of its own (a block of q8_0).
+inline constexpr size_t kRowUnit = kQ8BlockValues;
+static_assert(kRowUnit % kLanes == 0);
+
+// Each reader has At(row, i), the address of value i (a multiple of kRowUnit), and Load(at, i), the
+// vector of values i.. after that address (i a multiple of kLanes). Where i is a constant, the compiler
+// reads what values share, the scale of a block, once. LoadTail reads only n < kLanes values and
+// zeroes the rest.
+struct F32Row {
+  static const std::byte* At(const std::byte* row, size_t i) { return row + i * sizeof(float); }
+  static HWY_INLINE VF32 Load(const std::byte* at, size_t i) {
+    return hn::LoadU(F32(), reinterpret_cast<const float*>(at) + i);
+  }
+  static HWY_INLINE VF32 LoadTail(const std::byte* at, size_t i, size_t n) {
+    float values[kLanes] = {};
+    std::memcpy(values, At(at, i), n * sizeof(float));
+    return hn::LoadU(F32(), values);
+  }
+};
+
+struct F16Row {
+  using F16 = hn::Rebind<hwy::float16_t, F32>;
+  static const std::byte* At(const std::byte* row, size_t i) {
+    return row + i * sizeof(hwy::float16_t);
+  }
+  static HWY_INLINE VF32 Load(const std::byte* at, size_t i) {
+    const auto* values = reinterpret_cast<const hwy::float16_t*>(at) + i;
+    return hn::PromoteTo(F32(), hn::LoadU(F16(), values));
+  }
+  static HWY_INLINE VF32 LoadTail(const std::byte* at, size_t i, size_t n) {
+    hwy::float16_t values[kLanes] = {};
+    std::memcpy(values, At(at, i), n * sizeof(hwy::float16_t));
+    return hn::PromoteTo(F32(), hn::LoadU(F16(), values));
+  }
+};
+
+struct Q8Row {
+  static const std::byte* At(const std::byte* row, size_t i) {
+    return row + i / kQ8BlockValues * kQ8BlockBytes;
+  }
+  static HWY_INLINE VF32 Load(const std::byte* at, size_t i) {
+    const hn::Rebind<hwy::float16_t, F32> df16;
+    const hn::RebindToUnsigned<decltype(df16)> du16;
+    const hn::Rebind<int32_t, F32> di32;
+    const hn::Rebind<int8_t, F32> di8;
+    const std::byte* block = At(at, i);
+    uint16_t bits;
+    std::memcpy(&bits, block, sizeof(bits));
+    const VF32 scale = hn::PromoteTo(F32(), hn::BitCast(df16, hn::Set(du16, bits)));
+    const auto* values =
+        reinterpret_cast<const int8_t*>(block + sizeof(bits)) + i % kQ8BlockValues;
+    return hn::Mul(hn::ConvertTo(F32(), hn::PromoteTo(di32, hn::LoadU(di8, values))), scale);
+  }
+  // Rows are whole blocks, so there is never a tail.
+  static HWY_INLINE VF32 LoadTail(const std::byte* /*at*/, size_t /*i*/, size_t /*n*/) {
+    return hn::Zero(F32());
+  }
+};
+
+// Writes the sums of the lanes of a, b, c and d to sums[0..3].
+HWY_INLINE void StoreSums4(VF32 a, VF32 b, VF32 c, VF32 d, float* sums) {
+#if HWY_TARGET == HWY_SCALAR
+  sums[0] = hn::GetLane(a);
+  sums[1] = hn::GetLane(b);
+  sums[2] = hn::GetLane(c);
+  sums[3] = hn::GetLane(d);
+#else
+  // Within each 128-bit block: a transposing tree, 9 operations for four sums.
+  const F32 f32;
+  const hn::Repartition<uint64_t, F32> u64;
+  const VF32 ab = hn::Add(hn::InterleaveLower(f32, a, b), hn::InterleaveUpper(f32, a, b));
+  const VF32 cd = hn::Add(hn::InterleaveLower(f32, c, d), hn::InterleaveUpper(f32, c, d));
+  const auto ab64 = hn::BitCast(u64, ab);
+  const auto cd64 = hn::BitCast(u64, cd);
+  const VF32 abcd = hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)),
+                            hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
+  // Then the blocks are folded onto each other.
+  if constexpr (kLanes == 16) {
+    const hn::Half<F32> half;
+    const hn::Half<decltype(half)> quarter;
+    const auto sum = hn::Add(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd));
+    hn::StoreU(hn::Add(hn::LowerHalf(quarter, sum), hn::UpperHalf(quarter, sum)), quarter, sums);
+  } else if constexpr (kLanes == 8) {
+    const hn::Half<F32> half;
+    hn::StoreU(hn::Add(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd)), half, sums);
+  } else {
+    hn::StoreU(abcd, f32, sums);
+  }
+#endif
+}
+
+// exp(x) for x <= 0, within 2 ulp; 0 below -87.3 (where results would be denormal) and for -inf; NaN
+// stays NaN. x = n·ln2 + r with |r| <= ln2/2, ln2 in two parts so that n·kLn2High is exact; the
+// polynomial is the Taylor series to r^7 (its remainder, r^8/8! at most 5.2e-9, is below a tenth of an
+// ulp).
+HWY_INLINE VF32 ExpNonPositive(VF32 x) {
+  const F32 f32;
+  const hn::Rebind<int32_t, F32> i32;
+  constexpr float kLog2E = 1.44269504f;
+  constexpr float kLn2High = 0.693359375f;  // 10 bits; n has 7
+  constexpr float kLn2Low = -2.12194440e-4f;
+  constexpr float kLowest = -87.3f;
+  const VF32 n = hn::Round(hn::Mul(x, hn::Set(f32, kLog2E)));
+  VF32 r = hn::NegMulAdd(n, hn::Set(f32, kLn2High), x);
+  r = hn::NegMulAdd(n, hn::Set(f32, kLn2Low), r);
+  VF32 y = hn::Set(f32, 1.0f / 5040);
+  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
+    y = hn::MulAdd(y, r, hn::Set(f32, c));
+  }
+  const auto exponent = hn::Add(hn::ConvertTo(i32, n), hn::Set(i32, 127));
+  const VF32 scale = hn::BitCast(f32, hn::ShiftLeft<23>(exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, kLowest)), hn::Mul(y, scale));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace winnow
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
