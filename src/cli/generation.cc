@@ -9,8 +9,10 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <optional>
 #include <utility>
 
+#include "core/check.h"
 #include "core/error.h"
 #include "policy/arm.h"
 
@@ -161,9 +163,11 @@ RequestResult Generate(Engine& engine, Request request, Output* stream, Progress
   };
   const RequestId id = engine.Submit(std::move(request));
   std::optional<RequestResult> result;
-  while (!(result = engine.TakeResult(id)).has_value()) {
+  while (!result.has_value()) {
     if (interrupts.Pending() != 0 || (stream != nullptr && stream->failed())) engine.Cancel(id);
-    engine.Step();
+    const bool stepped = engine.Step();
+    result = engine.TakeResult(id);
+    WINNOW_CHECK(stepped || result.has_value(), "request {} is neither running nor finished", id);
   }
   progress.Clear();
   if (result->finish_reason == FinishReason::kFailed) {

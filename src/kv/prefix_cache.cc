@@ -126,28 +126,35 @@ int64_t PrefixCache::PagesHeldAlone(const Entry& entry) const {
 }
 
 int64_t PrefixCache::Evict(int64_t n_pages) {
-  int64_t freed = DropLeaves(n_pages, /*keep_shared=*/true);
-  if (freed >= n_pages) return freed;
-  // What is left to free lies below entries whose own pages are all in use: local layers that the
-  // sequence has released and the cache has not.
-  const int64_t reachable = std::min(n_pages - freed, evictable_pages());
-  if (reachable > 0) freed += DropLeaves(reachable, /*keep_shared=*/false);
-  return freed;
+  const int64_t freed = DropLeaves(n_pages);
+  return freed < n_pages ? freed + StripPages(n_pages - freed) : freed;
 }
 
-int64_t PrefixCache::DropLeaves(int64_t n_pages, bool keep_shared) {
+int64_t PrefixCache::DropLeaves(int64_t n_pages) {
   int64_t freed = 0;
   // A parent is always nearer to the front than its children, so one walk meets every entry after
   // all entries that continue it.
   for (auto place = recency_.end(); place != recency_.begin() && freed < n_pages;) {
     const auto entry = entries_.find(*std::prev(place));
     const int64_t n_alone = PagesHeldAlone(entry->second);
-    if (entry->second.n_children > 0 || (keep_shared && n_alone == 0)) {
+    if (entry->second.n_children > 0 || n_alone == 0) {
       --place;
       continue;
     }
     freed += n_alone;
     Drop(entry);  // erases the node before `place`
+  }
+  return freed;
+}
+
+int64_t PrefixCache::StripPages(int64_t n_pages) {
+  int64_t freed = 0;
+  for (auto hash = recency_.rbegin(); hash != recency_.rend() && freed < n_pages; ++hash) {
+    for (PageId& page : entries_.find(*hash)->second.pages) {
+      if (page == kNoPage || pool_->ref_count(page) > 1 || freed == n_pages) continue;
+      pool_->Release(std::exchange(page, kNoPage));
+      ++freed;
+    }
   }
   return freed;
 }

@@ -36,10 +36,10 @@ class PrefixCache {
   // there already becomes the one used last, keeps its pages and gets only those that it lacked.
   void Insert(std::span<const Hash128> hashes, const SequenceKv& kv);
 
-  // Gives up entries, ends of chains first and of these the one used longest ago, until `n_pages`
-  // pages were freed or nothing is left that would free a page. Entries whose pages are all in use
-  // elsewhere cost nothing and go only if something below them can be freed. Returns the pages
-  // freed.
+  // Frees up to `n_pages` pages, all of them if evictable_pages() allows: drops entries, ends of
+  // chains first and of these the one used longest ago; spares those whose pages are all in use
+  // elsewhere, and takes pages out of the middle of chains where nothing else is left. Returns the
+  // pages freed.
   int64_t Evict(int64_t n_pages);
 
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
@@ -64,8 +64,13 @@ class PrefixCache {
   // Pages that dropping the entry would free now.
   int64_t PagesHeldAlone(const Entry& entry) const;
   // Drops entries without children, used longest ago first, until `n_pages` pages were freed;
-  // spares those that would free nothing if `keep_shared`. Returns the pages freed.
-  int64_t DropLeaves(int64_t n_pages, bool keep_shared);
+  // spares those that would free nothing. Returns the pages freed.
+  int64_t DropLeaves(int64_t n_pages);
+  // Takes pages that nobody else holds out of entries that stay, used longest ago first: what is
+  // left when all ends of chains are in use (local layers that a sequence has released and the
+  // cache has not). Dropping the ends instead would give up more for the same pages. Returns the
+  // pages freed.
+  int64_t StripPages(int64_t n_pages);
   void Drop(Entries::iterator entry);
   void ReleasePages(const Entry& entry);
 

@@ -83,8 +83,11 @@ struct Q8Row {
   }
 };
 
-// Writes the sums of the lanes of a, b, c and d to sums[0..3].
-HWY_INLINE void StoreSums4(VF32 a, VF32 b, VF32 c, VF32 d, float* sums) {
+// Writes the sums of the lanes of a, b, c and d to sums[0..3]. A template only so that branches for
+// other vector lengths are not compiled.
+template <class D>
+HWY_INLINE void StoreSums4(D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> d,
+                           float* sums) {
 #if HWY_TARGET == HWY_SCALAR
   sums[0] = hn::GetLane(a);
   sums[1] = hn::GetLane(b);
@@ -92,22 +95,21 @@ HWY_INLINE void StoreSums4(VF32 a, VF32 b, VF32 c, VF32 d, float* sums) {
   sums[3] = hn::GetLane(d);
 #else
   // Within each 128-bit block: a transposing tree, 9 operations for four sums.
-  const F32 f32;
-  const hn::Repartition<uint64_t, F32> u64;
-  const VF32 ab = hn::Add(hn::InterleaveLower(f32, a, b), hn::InterleaveUpper(f32, a, b));
-  const VF32 cd = hn::Add(hn::InterleaveLower(f32, c, d), hn::InterleaveUpper(f32, c, d));
+  const hn::Repartition<uint64_t, D> u64;
+  const auto ab = hn::Add(hn::InterleaveLower(f32, a, b), hn::InterleaveUpper(f32, a, b));
+  const auto cd = hn::Add(hn::InterleaveLower(f32, c, d), hn::InterleaveUpper(f32, c, d));
   const auto ab64 = hn::BitCast(u64, ab);
   const auto cd64 = hn::BitCast(u64, cd);
-  const VF32 abcd = hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)),
+  const auto abcd = hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)),
                             hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
   // Then the blocks are folded onto each other.
-  if constexpr (kLanes == 16) {
-    const hn::Half<F32> half;
+  if constexpr (hn::MaxLanes(D()) == 16) {
+    const hn::Half<D> half;
     const hn::Half<decltype(half)> quarter;
     const auto sum = hn::Add(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd));
     hn::StoreU(hn::Add(hn::LowerHalf(quarter, sum), hn::UpperHalf(quarter, sum)), quarter, sums);
-  } else if constexpr (kLanes == 8) {
-    const hn::Half<F32> half;
+  } else if constexpr (hn::MaxLanes(D()) == 8) {
+    const hn::Half<D> half;
     hn::StoreU(hn::Add(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd)), half, sums);
   } else {
     hn::StoreU(abcd, f32, sums);

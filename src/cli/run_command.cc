@@ -1,0 +1,155 @@
+#include "cli/run_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <utility>
+
+#include "bench/peer_llama.h"
+#include "cli/generation.h"
+#include "cli/run_record.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "policy/arm.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kPeerName[] = "llama.cpp";
+
+struct RunFlags {
+  ModelFlags model;
+  PromptFlags prompt;
+  GenerationFlags generation;
+  std::string question;
+  std::string prompt_file;
+  std::string peer;
+  bool quiet = false;
+};
+
+std::string Question(const RunFlags& flags) {
+  if (!flags.prompt_file.empty()) return ReadTextFile(flags.prompt_file);
+  if (flags.question == "-") return ReadTextFile("-");
+  CheckUtf8(flags.question, "the question");
+  return flags.question;
+}
+
+void CheckPeerName(const std::string& name) {
+  if (name.empty() || name == kPeerName) return;
+  const std::string nearest = NearestName(name, {kPeerName});
+  Throw(ErrorKind::kUsage, "unknown peer '{}'{}; known: {}", name,
+        nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), kPeerName);
+}
+
+// llama.cpp with its defaults on the same tokens, and as many decode steps as Winnow made.
+PeerRecord RunPeer(const LoadedModel& loaded, const std::string& kv_type,
+                   const std::vector<TokenId>& prompt, const RequestResult& ours) {
+  PeerModel model(loaded.path, loaded.pool->size(), loaded.pool.get());
+  PeerOptions options;
+  options.context_tokens = static_cast<int64_t>(prompt.size() + ours.tokens.size()) + 1;
+  options.kv_dtype = ParseDType(kv_type);
+  PeerLlama peer(&model, options);
+  PeerRecord record;
+  record.prompt_tokens = static_cast<int64_t>(prompt.size());
+  const PeerPrefill prefill = peer.Prefill(0, prompt);
+  record.ttft_seconds = prefill.seconds;
+  record.decode_steps = static_cast<int64_t>(ours.tokens.size()) - 1;
+  if (record.decode_steps > 0) {
+    const TokenId first[] = {prefill.next_token};
+    record.decode_seconds = peer.Decode(first, record.decode_steps).seconds;
+  }
+  record.buffer_bytes = model.weight_bytes() + peer.total_bytes();
+  record.kv_bytes = peer.kv_bytes();
+  return record;
+}
+
+void PrintNotes(const RunFlags& flags, const Prompt& prompt, const Tokenizer& tokenizer) {
+  if (flags.quiet) return;
+  if (!prompt.used_chat_template && !tokenizer.has_chat_template()) {
+    Warn("the model has no chat template: plain completion");
+  }
+}
+
+int Run(RunFlags& flags, bool json) {
+  Validate(flags.generation);
+  CheckPeerName(flags.peer);
+  const std::string question = Question(flags);
+  RunRecord record;
+  DocumentSet set = ReadDocuments(flags.prompt);
+  if (question.empty() && set.documents.empty()) {
+    Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
+  }
+  LoadedModel loaded = LoadModel(flags.model);
+  ApplyTemplateFlags(flags.prompt, *loaded.tokenizer);
+  const Prompt prompt =
+      BuildPrompt(*loaded.tokenizer, set.documents, question, flags.prompt.prompt);
+  PrintNotes(flags, prompt, *loaded.tokenizer);
+
+  Output output;
+  ProgressBar progress(!flags.quiet);
+  int signal = 0;
+  {
+    const InterruptScope interrupts;
+    record.result = Generate(
+        *loaded.engine,
+        MakeRequest(flags.generation, prompt.tokens, loaded.engine->context_tokens()),
+        json ? nullptr : &output, progress, interrupts);
+    signal = interrupts.Pending();
+  }
+  record.peak_rss_bytes = PeakRssBytes();
+  record.model = loaded.path;
+  record.arm = flags.generation.arm;
+  record.used_chat_template = prompt.used_chat_template;
+  record.documents = prompt.documents;
+  record.skipped = std::move(set.skipped);
+
+  if (!json) output.Write("\n");
+  if (!flags.peer.empty() && signal == 0 && !output.failed()) {
+    record.peer = RunPeer(loaded, flags.model.kv_type, prompt.tokens, record.result);
+  }
+  if (json) {
+    nlohmann::ordered_json object = {{"schema", "winnow.run/1"}};
+    object.update(ToJson(record));
+    output.Write(DumpJson(object, /*indent=*/true));
+  } else if (!flags.quiet && !output.failed()) {
+    fmt::print(stderr, "\n{}", FormatTable(record));
+  }
+  if (signal != 0) return 128 + signal;
+  return output.ExitCode(0);
+}
+
+}  // namespace
+
+void AddRunCommand(CLI::App& app, CommandContext& context) {
+  auto flags = std::make_shared<RunFlags>();
+  CLI::App* command = app.add_subcommand("run", "Answer one question, over documents if given");
+  CLI::Option* question = command
+                              ->add_option("-p,--prompt", flags->question,
+                                           "The question, or '-' to read it from standard input")
+                              ->type_name("TEXT")
+                              ->group("Prompt");
+  command->add_option("--prompt-file", flags->prompt_file, "Read the question from a file")
+      ->type_name("FILE")
+      ->excludes(question)
+      ->group("Prompt");
+  AddPromptFlags(*command, flags->prompt);
+  AddModelFlags(*command, flags->model);
+  AddGenerationFlags(*command, flags->generation);
+  AddJsonFlag(*command, context);
+  command->add_flag("-q,--quiet", flags->quiet, "No progress bar, no notes, no closing table")
+      ->group("Output");
+  command
+      ->add_option("--peer", flags->peer,
+                   "Afterwards run 'llama.cpp' on the same prompt and show both in the table")
+      ->type_name("NAME")
+      ->group("Output");
+  command->footer(
+      "Example: ask about every text file below notes/\n"
+      "  winnow run -m model.gguf -f notes/ -p \"When does the contract end?\"");
+  command->callback([flags, &context] {
+    context.run = [flags, &context] { return Run(*flags, context.json); };
+  });
+}
+
+}  // namespace winnow

@@ -1,0 +1,128 @@
+#include "cli/run_record.h"
+
+#include <fmt/format.h>
+
+#include "cli/output.h"
+#include "ledger/ledger.h"
+#include "policy/arm.h"
+
+namespace winnow {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json MillisecondsOrNull(double seconds, bool known) {
+  return known ? ordered_json(seconds * 1e3) : ordered_json(nullptr);
+}
+
+// Dense attention reads every token of every document and does not measure how its mass is spread.
+ordered_json DocumentsJson(const std::vector<PromptDocument>& documents) {
+  ordered_json list = ordered_json::array();
+  for (const PromptDocument& document : documents) {
+    list.push_back({{"id", document.id},
+                    {"tokens", document.n_tokens},
+                    {"kept", document.n_tokens},
+                    {"read", document.n_tokens},
+                    {"mass", nullptr}});
+  }
+  return list;
+}
+
+ordered_json PeerJson(const PeerRecord& peer) {
+  const bool decoded = peer.decode_steps > 0;
+  return {{"engine", "llama.cpp"},
+          {"prompt_tokens", peer.prompt_tokens},
+          {"ttft_ms", peer.ttft_seconds * 1e3},
+          {"tpot_ms", MillisecondsOrNull(
+                          peer.decode_seconds / static_cast<double>(decoded ? peer.decode_steps : 1),
+                          decoded)},
+          {"decode_steps", peer.decode_steps},
+          {"kv_bytes", peer.kv_bytes},
+          {"buffer_bytes", peer.buffer_bytes}};
+}
+
+struct Row {
+  std::string name;
+  std::string ours;
+  std::string peer;
+  std::string ratio;
+};
+
+std::string Ratio(double peer, double ours) {
+  return ours > 0 && peer > 0 ? fmt::format("{:.2f} x", peer / ours) : "";
+}
+
+std::vector<Row> Rows(const RunRecord& record) {
+  const RequestResult& result = record.result;
+  const PeerRecord peer = record.peer.value_or(PeerRecord{});
+  const double tpot = result.SecondsPerToken();
+  const double peer_tpot =
+      peer.decode_steps > 0 ? peer.decode_seconds / static_cast<double>(peer.decode_steps) : 0;
+  const auto count = [](int64_t n) { return n > 0 ? FormatCount(n) : std::string("-"); };
+  const auto seconds = [](double s) { return s > 0 ? FormatSeconds(s) : std::string("-"); };
+  const auto per_token = [](double s) {
+    return s > 0 ? fmt::format("{:.1f}", s * 1e3) : std::string("-");
+  };
+  std::vector<Row> rows = {
+      {"prompt tokens", count(result.prompt_tokens), count(peer.prompt_tokens), ""},
+      {"time to first token", seconds(result.ttft_seconds), seconds(peer.ttft_seconds),
+       Ratio(peer.ttft_seconds, result.ttft_seconds)},
+      {"ms a token", per_token(tpot), per_token(peer_tpot), Ratio(peer_tpot, tpot)},
+      {"memory", FormatBytes(record.peak_rss_bytes), FormatBytes(peer.buffer_bytes), ""},
+      {"of it KV", FormatBytes(result.kv_bytes), FormatBytes(peer.kv_bytes), ""},
+  };
+  if (result.reused_tokens > 0) {
+    rows.insert(rows.begin() + 1, {"of them reused", count(result.reused_tokens), "", ""});
+  }
+  return rows;
+}
+
+}  // namespace
+
+ordered_json ToJson(const RunRecord& record) {
+  const RequestResult& result = record.result;
+  ordered_json skipped = ordered_json::array();
+  for (const SkippedFile& file : record.skipped) {
+    skipped.push_back({{"path", file.path}, {"reason", file.reason}});
+  }
+  return {{"model", record.model},
+          {"arm", record.arm},
+          {"arm_resolved", ParseArm(record.arm).resolved},
+          {"chat_template", record.used_chat_template},
+          {"prompt_tokens", result.prompt_tokens},
+          {"reused_tokens", result.reused_tokens},
+          {"text", result.text},
+          {"tokens", result.tokens},
+          {"finish_reason", FinishReasonName(result.finish_reason)},
+          {"ttft_ms", MillisecondsOrNull(result.ttft_seconds, !result.tokens.empty())},
+          {"tpot_ms", MillisecondsOrNull(result.SecondsPerToken(), result.tokens.size() >= 2)},
+          {"kv_bytes", result.kv_bytes},
+          {"peak_rss_bytes", record.peak_rss_bytes},
+          {"documents", DocumentsJson(record.documents)},
+          {"skipped", std::move(skipped)},
+          {"prefill", ToJson(result.ledger.prefill)},
+          {"decode", ToJson(result.ledger.decode)},
+          {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)}};
+}
+
+std::string FormatTable(const RunRecord& record) {
+  const bool peer = record.peer.has_value();
+  std::string table = fmt::format("{:<22}{:>12}", "", "winnow");
+  if (peer) table += fmt::format("{:>14}{:>12}", "llama.cpp", "ratio");
+  table += '\n';
+  for (const Row& row : Rows(record)) {
+    table += fmt::format("{:<22}{:>12}", row.name, row.ours);
+    if (peer) table += fmt::format("{:>14}{:>12}", row.peer, row.ratio);
+    table.erase(table.find_last_not_of(' ') + 1);
+    table += '\n';
+  }
+  if (peer) {
+    table +=
+        "ratio: llama.cpp's time over winnow's, same prompt tokens, same threads, one after the other\n"
+        "memory: winnow's is the highest resident set of the process before llama.cpp was loaded,\n"
+        "llama.cpp's the weights and buffers that it allocated\n";
+  }
+  return table;
+}
+
+}  // namespace winnow

@@ -1,0 +1,45 @@
+// What one answered prompt is reported as: the JSON record (docs/json.md) and the closing table.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "text/document.h"
+#include "text/prompt.h"
+
+namespace winnow {
+
+// llama.cpp on the same prompt tokens, in the same process, after Winnow.
+struct PeerRecord {
+  int64_t prompt_tokens = 0;
+  double ttft_seconds = 0;
+  int64_t decode_steps = 0;
+  double decode_seconds = 0;
+  // Its weights and its context's buffers as it allocated them: both engines live in one process, so the
+  // peer has no resident set of its own to measure.
+  int64_t buffer_bytes = 0;
+  int64_t kv_bytes = 0;
+};
+
+struct RunRecord {
+  std::string model;  // path
+  std::string arm;    // as asked for
+  bool used_chat_template = false;
+  std::vector<PromptDocument> documents;
+  std::vector<SkippedFile> skipped;
+  RequestResult result;
+  uint64_t peak_rss_bytes = 0;  // before the peer was loaded
+  std::optional<PeerRecord> peer;
+};
+
+// Schema winnow.run/1, without "schema" itself (a chat's turn holds the same keys).
+nlohmann::ordered_json ToJson(const RunRecord& record);
+
+// The table that ends `winnow run`: one column, or two and their ratio with a peer.
+std::string FormatTable(const RunRecord& record);
+
+}  // namespace winnow
