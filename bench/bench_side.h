@@ -1,6 +1,7 @@
 // One side of a benchmark: an engine with its settings that can prepare a test and repeat it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@ struct BenchSample {
   std::optional<double> ttft_seconds;
   std::optional<int64_t> bytes_read;  // a token
   std::optional<int64_t> bytes_dense;
+  std::optional<int64_t> peak_rss_bytes;
 };
 
 class BenchSide {
@@ -44,13 +46,20 @@ class BenchSide {
   virtual void Finish() = 0;
 };
 
-// New tokens that a decode test may generate in one of Winnow's sequences: while the last sequences of a
-// batch still read their prompt, the first ones already decode, a token each quantum.
-int64_t MaxNewTokens(const BenchTest& test, int n_layers);
+// New tokens that one of Winnow's sequences may generate: while the last sequences of a batch still
+// read their prompt, the first ones already decode, a token each quantum (layer × chunk).
+int64_t MaxNewTokens(const BenchTest& test, int n_layers, int64_t prefill_chunk);
+
+struct WinnowSideOptions {
+  std::string arm;
+  int n_threads = 0;
+  int n_layers = 0;
+  int64_t prefill_chunk = 0;
+  bool report_peak_rss = false;
+};
 
 // `engine` outlives the side.
-std::unique_ptr<BenchSide> MakeWinnowSide(Engine* engine, const std::string& arm, int n_threads,
-                                          int n_layers);
+std::unique_ptr<BenchSide> MakeWinnowSide(Engine* engine, const WinnowSideOptions& options);
 
 // `model` outlives the side. With `kv_unified` the side takes part in batches only.
 std::unique_ptr<BenchSide> MakePeerSide(PeerModel* model, int n_threads, PeerAttention attention,

@@ -1,0 +1,175 @@
+// Decode attention against a plain read of the same bytes by the same threads.
+//
+// Every row rotates over several layers, so that no cache holds what is read. Reads and attention alternate;
+// the ratio is that of the medians. `decode_attention_bench [--threads N] [--repetitions N]`.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/rng.h"
+#include "ops/decode_attention.h"
+
+namespace winnow {
+namespace {
+
+struct Case {
+  const char* name;
+  int query_heads, kv_heads, head_dim;
+  int64_t n_tokens;
+  int n_layers;
+  DType dtype;
+};
+
+// Sums `n` words with the widest loads that the processor has.
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
+#endif
+uint64_t
+SumWords(const uint64_t* words, size_t n) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += words[i];
+  return sum;
+}
+
+class Layers {
+ public:
+  explicit Layers(const Case& c)
+      : layout_(c.kv_heads, kDefaultPageSlots, c.head_dim, c.dtype), n_tokens_(c.n_tokens) {
+    const int64_t layer_pages = (c.n_tokens + layout_.slots - 1) / layout_.slots;
+    pages_.resize(c.n_layers);
+    memory_.Resize(layer_pages * c.n_layers * layout_.page_bytes);
+    Rng rng(1);
+    Fill(rng);
+    PageId next = 0;
+    for (std::vector<PageId>& pages : pages_) {
+      pages.resize(layer_pages);
+      std::iota(pages.begin(), pages.end(), next);
+      next += static_cast<PageId>(layer_pages);
+      for (size_t i = pages.size() - 1; i > 0; --i) std::swap(pages[i], pages[rng.Below(i + 1)]);
+    }
+  }
+
+  const PageLayout& layout() const { return layout_; }
+  size_t size() const { return pages_.size(); }
+  PagedKv View(size_t layer) const {
+    return {.layout = &layout_, .base = memory_.data(), .pages = pages_[layer], .n_tokens = n_tokens_};
+  }
+  const uint64_t* Page(size_t layer, int64_t page) const {
+    return reinterpret_cast<const uint64_t*>(memory_.data() + pages_[layer][page] *
+                                                                  layout_.page_bytes);
+  }
+  int64_t layer_pages() const { return static_cast<int64_t>(pages_[0].size()); }
+
+ private:
+  // Rows are copied from a small table: the values do not matter, only that all are normal numbers.
+  void Fill(Rng& rng) {
+    constexpr uint16_t kHalfOne = 0x3c00;  // 1.0 as f16; as bytes of an f32 or an int8, ordinary too
+    std::vector<uint16_t> table(size_t{1} << 16);
+    for (uint16_t& half : table) half = static_cast<uint16_t>(kHalfOne - rng.Below(1024));
+    for (size_t i = 0; i < memory_.size(); i += table.size() * 2) {
+      std::memcpy(memory_.data() + i, table.data(),
+                  std::min(table.size() * 2, memory_.size() - i));
+    }
+  }
+
+  PageLayout layout_;
+  int64_t n_tokens_;
+  AlignedBuffer<std::byte> memory_;
+  std::vector<std::vector<PageId>> pages_;
+};
+
+double Seconds(FunctionRef<void()> fn) {
+  const auto start = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+void Run(ThreadPool& pool, const Case& c, int repetitions) {
+  const Layers layers(c);
+  std::vector<float> q(static_cast<size_t>(c.query_heads * c.head_dim));
+  std::vector<float> out(q.size());
+  Rng rng(2);
+  for (float& value : q) value = static_cast<float>(rng.Normal());
+  const DecodeAttentionParams params{.query_heads = c.query_heads,
+                                     .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
+  DecodeWorkspace workspace;
+  std::atomic<uint64_t> sink = 0;
+
+  const auto attend = [&] {
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+      const DecodeQuery query{.q = q.data(),
+                              .kv = layers.View(layer),
+                              .begin = 0,
+                              .end = c.n_tokens,
+                              .out = out.data()};
+      DecodeAttention(pool, {&query, 1}, params, workspace, nullptr);
+    }
+  };
+  const auto read = [&] {
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+      pool.ForEach(layers.layer_pages(), [&](int64_t page, int /*thread*/) {
+        sink += SumWords(layers.Page(layer, page), layers.layout().page_bytes / sizeof(uint64_t));
+      });
+    }
+  };
+
+  std::vector<double> read_seconds;
+  std::vector<double> attend_seconds;
+  for (int i = -1; i < repetitions; ++i) {
+    const double r = Seconds(read);
+    const double a = Seconds(attend);
+    if (i < 0) continue;  // the first round warms up
+    read_seconds.push_back(r);
+    attend_seconds.push_back(a);
+  }
+  const double r = Median(read_seconds);
+  const double a = Median(attend_seconds);
+  const auto bytes = static_cast<double>(layers.layout().TokenBytes(c.n_tokens)) * c.n_layers;
+  fmt::print("{:<28} {:>5} {:>8.1f} {:>8.1f} {:>7.2f}\n", c.name, DTypeName(c.dtype),
+             bytes / r * 1e-9, bytes / a * 1e-9, a / r);
+}
+
+}  // namespace
+}  // namespace winnow
+
+int main(int argc, char** argv) {
+  int n_threads = winnow::DefaultThreads();
+  int repetitions = 9;
+  std::string filter;
+  CLI::App app("Decode attention against a plain read of the same bytes by the same threads.");
+  app.add_option("--threads", n_threads, "threads");
+  app.add_option("--repetitions", repetitions, "timed rounds of each row");
+  app.add_option("--filter", filter, "only rows whose name or type contains this");
+  CLI11_PARSE(app, argc, argv);
+
+  using winnow::DType;
+  winnow::ThreadPool pool(n_threads);
+  fmt::print("{:<28} {:>5} {:>8} {:>8} {:>7}\n", "shape", "KV", "read", "attend", "ratio");
+  fmt::print("{:<28} {:>5} {:>8} {:>8} {:>7}\n", "", "", "GB/s", "GB/s", "");
+  for (DType dtype : {DType::kF16, DType::kQ8_0, DType::kF32}) {
+    for (const winnow::Case& c : {
+             winnow::Case{"H=32 K=8 D=128 S=32768", 32, 8, 128, 32768, 8, dtype},
+             winnow::Case{"H=9 K=3 D=64 S=7000", 9, 3, 64, 7000, 30, dtype},
+         }) {
+      const bool chosen = filter.empty() || std::string(c.name).find(filter) != std::string::npos ||
+                          filter == DTypeName(dtype);
+      if (chosen) winnow::Run(pool, c, repetitions);
+    }
+  }
+  return 0;
+}

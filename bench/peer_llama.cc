@@ -32,9 +32,25 @@ using ContextPtr = std::unique_ptr<llama_context, Deleter<llama_free>>;
 using SamplerPtr = std::unique_ptr<llama_sampler, Deleter<llama_sampler_free>>;
 using ThreadsPtr = std::unique_ptr<ggml_threadpool, Deleter<ggml_threadpool_free>>;
 
+// libllama's own logger prints; a program that has set another one keeps it.
+void SilenceDefaultLog() {
+  ggml_log_callback current = nullptr;
+  void* user_data = nullptr;
+  llama_log_get(&current, &user_data);
+  llama_log_set(nullptr, nullptr);
+  ggml_log_callback standard = nullptr;
+  void* ignored = nullptr;
+  llama_log_get(&standard, &ignored);
+  if (current == standard) {
+    current = [](ggml_log_level, const char*, void*) {};
+    user_data = nullptr;
+  }
+  llama_log_set(current, user_data);
+}
+
 void InitLibllama() {
   static const bool done = [] {
-    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    SilenceDefaultLog();
     llama_backend_init();
     return true;
   }();
@@ -109,8 +125,7 @@ PeerModel::PeerModel(const std::string& gguf_path, int n_threads, ThreadPool* sl
   InitLibllama();
   impl_->sleeper = sleeper;
   impl_->n_threads = n_threads;
-  impl_->model.reset(
-      llama_model_load_from_file(gguf_path.c_str(), llama_model_default_params()));
+  impl_->model.reset(llama_model_load_from_file(gguf_path.c_str(), llama_model_default_params()));
   if (impl_->model == nullptr) Throw(ErrorKind::kInput, "{}: llama.cpp cannot load it", gguf_path);
   ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
   params.paused = true;

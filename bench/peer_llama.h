@@ -1,8 +1,8 @@
 // libllama on the same GGUF file in the same process: the peer that Winnow is measured and checked
 // against, set up as its own users run it (llama-bench's defaults).
 //
-// Its threads and Winnow's would spin against each other on a small machine: during every call below
-// Winnow's pool sleeps, and between calls the peer's does.
+// Its threads and Winnow's would spin against each other on a small machine: during every call
+// below Winnow's pool sleeps, and between calls the peer's does.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ class PeerModel {
 };
 
 struct PeerPrefill {
-  double seconds = 0;     // until the greedy choice of the next token is known
+  double seconds = 0;  // until the greedy choice of the next token is known
   int32_t next_token = 0;
 };
 
@@ -77,8 +77,8 @@ class PeerLlama {
 
   // Forgets all sequences.
   void Clear();
-  // Keeps the first `n_tokens` tokens of a sequence. False if the model's memory cannot be cut there
-  // (sliding windows); the sequence is then empty.
+  // Keeps the first `n_tokens` tokens of a sequence. False if the model's memory cannot be cut
+  // there (sliding windows); the sequence is then empty.
   bool Rewind(int sequence, int64_t n_tokens);
   int64_t n_tokens(int sequence) const;
 
@@ -88,8 +88,8 @@ class PeerLlama {
   // The same, and calls `on_logits` with the logits [V] of every position, in order.
   void PrefillWithLogits(int sequence, std::span<const int32_t> tokens, LogitsFn on_logits);
 
-  // `steps` greedy steps of sequences 0 .. first.size() - 1 as one batch, each beginning with its token
-  // of `first`. End tokens do not stop it.
+  // `steps` greedy steps of sequences 0 .. first.size() - 1 as one batch, each beginning with its
+  // token of `first`. End tokens do not stop it.
   PeerDecode Decode(std::span<const int32_t> first, int64_t steps);
 
   // Bytes of KV memory, and of everything the context holds (KV, compute and output buffers).

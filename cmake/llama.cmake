@@ -13,4 +13,7 @@ set(LLAMA_OPENSSL OFF CACHE BOOL "" FORCE)
 foreach(part TESTS TOOLS EXAMPLES SERVER APP)
   set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
 endforeach()
+# llama.cpp would ask git for its commit, and in here get Winnow's: "0" stands for "there is no git".
+set(GIT_EXE 0 CACHE STRING "" FORCE)
+set(GIT_EXECUTABLE 0 CACHE STRING "" FORCE)
 add_subdirectory(${WINNOW_LLAMA_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL)

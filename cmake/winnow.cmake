@@ -7,7 +7,7 @@ target_compile_options(winnow_options INTERFACE -Wall -Wextra -Wno-missing-field
 target_include_directories(winnow_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})
 if(WINNOW_SANITIZE)
   target_compile_options(winnow_options INTERFACE -fsanitize=${WINNOW_SANITIZE}
-    -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    -g1 -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(winnow_options INTERFACE -fsanitize=${WINNOW_SANITIZE})
 endif()
 

@@ -112,11 +112,11 @@ std::string ResolveModelPath(const std::string& name) {
         kDefaultModelFile, fmt::join(looked_in, ", "));
 }
 
-LoadedModel LoadModel(const ModelFlags& flags) {
+LoadedModel LoadModel(const ModelFlags& flags, const std::string& chat_template) {
   const EngineOptions engine_options = ToEngineOptions(flags);
   LoadedModel loaded;
   loaded.path = ResolveModelPath(flags.model);
-  loaded.tokenizer = Tokenizer::Load(loaded.path);
+  loaded.tokenizer = Tokenizer::Load(loaded.path, {.chat_template = chat_template});
   loaded.pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : DefaultThreads());
   BackboneOptions backbone_options;
   backbone_options.max_tokens =

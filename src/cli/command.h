@@ -1,5 +1,5 @@
-// What every subcommand shares: how it registers itself, the flags that choose and load a model, and the
-// way to a loaded model.
+// What every subcommand shares: how it registers itself, the flags that choose and load a model,
+// and the way to a loaded model.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -15,8 +15,9 @@
 
 namespace winnow {
 
-// How a subcommand talks to main. `Add…Command(app, context)` registers the subcommand with its flags;
-// its CLI11 callback does no work but sets `run`, which main calls once parsing has succeeded.
+// How a subcommand talks to main. `Add…Command(app, context)` registers the subcommand with its
+// flags; its CLI11 callback does no work but sets `run`, which main calls once parsing has
+// succeeded.
 struct CommandContext {
   // Returns the exit code; may throw Error. Standard output belongs to the command.
   std::function<int()> run;
@@ -31,10 +32,10 @@ void AddJsonFlag(CLI::App& command, CommandContext& context);
 // Flags that choose a model and how it is run; what 0 and "" stand for is in the help text.
 struct ModelFlags {
   std::string model = "default";
-  int threads = 0;          // 0: DefaultThreads()
-  int64_t context = 0;      // tokens; 0: the model's
+  int threads = 0;      // 0: DefaultThreads()
+  int64_t context = 0;  // tokens; 0: the model's
   std::string kv_type = "f16";
-  uint64_t kv_memory = 0;   // bytes; 0: one context, or what fits
+  uint64_t kv_memory = 0;  // bytes; 0: one context, or what fits
   int64_t prefill_chunk = 512;
   bool no_prefix_reuse = false;
 };
@@ -58,12 +59,14 @@ struct LoadedModel {
   std::unique_ptr<Engine> engine;  // last: it refers to the others
 };
 
-// The GGUF file that `name` stands for: a path as it is; "default": the model that `make deps` brings.
-// Throws Error(kInput) if there is no default model, or for "synthetic:…", which this version lacks.
+// The GGUF file that `name` stands for: a path as it is; "default": the model that `make deps`
+// brings. Throws Error(kInput) if there is no default model, or for "synthetic:…", which this
+// version lacks.
 std::string ResolveModelPath(const std::string& name);
 
-// Loads tokenizer and weights, and makes an engine of ToEngineOptions(flags). Throws what Tokenizer::Load,
-// LoadCpuBackbone and Engine throw.
-LoadedModel LoadModel(const ModelFlags& flags);
+// Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
+// template unless it is empty, and makes an engine of ToEngineOptions(flags). Throws what
+// Tokenizer::Load, LoadCpuBackbone and Engine throw.
+LoadedModel LoadModel(const ModelFlags& flags, const std::string& chat_template = "");
 
 }  // namespace winnow

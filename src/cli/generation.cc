@@ -28,11 +28,9 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
   command
       .add_flag("--strict", flags.strict, "Refuse files that are not text instead of skipping them")
       ->group(group);
-  command.add_option("--system", flags.prompt.system, "System message")
-      ->type_name("TEXT")
-      ->group(group);
+  command.add_option("--system", flags.system, "System message")->type_name("TEXT")->group(group);
   command
-      .add_option("--chunk-tokens", flags.prompt.chunk_tokens,
+      .add_option("--chunk-tokens", flags.chunk_tokens,
                   "Longest chunk that documents are split into, in tokens")
       ->type_name("TOKENS")
       ->check(CLI::Range(1, 1 << 20))
@@ -101,10 +99,9 @@ DocumentSet ReadDocuments(const PromptFlags& flags) {
     Warn(fmt::format("skipped {}: {}", file.path, file.reason));
   }
   if (!flags.files.empty() && set.documents.empty()) {
-    const std::string reason = set.skipped.empty()
-                                   ? std::string("no files found")
-                                   : fmt::format("{}: {}", set.skipped.front().path,
-                                                 set.skipped.front().reason);
+    const std::string reason = set.skipped.empty() ? std::string("no files found")
+                                                   : fmt::format("{}: {}", set.skipped.front().path,
+                                                                 set.skipped.front().reason);
     Throw(ErrorKind::kInput, "nothing to read in the files given with -f ({})", reason);
   }
   return set;
@@ -130,13 +127,24 @@ std::string ReadTextFile(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     // Opening a folder succeeds; reading its first byte does not.
     if (!in || (in.peek() == std::ifstream::traits_type::eof() && errno != 0) || !read_all(in)) {
-      Throw(ErrorKind::kInput, "{}: {}", path, errno != 0 ? std::strerror(errno) : "cannot be read");
+      Throw(ErrorKind::kInput, "{}: {}", path,
+            errno != 0 ? std::strerror(errno) : "cannot be read");
     }
   }
   CheckUtf8(text, path == "-" ? "standard input" : path);
   if (text.ends_with('\n')) text.pop_back();
   if (text.ends_with('\r')) text.pop_back();
   return text;
+}
+
+std::string ReadChatTemplate(const PromptFlags& flags) {
+  return flags.chat_template_file.empty() ? "" : ReadTextFile(flags.chat_template_file);
+}
+
+PromptOptions ToPromptOptions(const PromptFlags& flags) {
+  return {.chunk_tokens = flags.chunk_tokens,
+          .system = flags.system,
+          .chat_template = !flags.no_chat_template};
 }
 
 Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,

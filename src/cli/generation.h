@@ -1,4 +1,5 @@
-// Flags of prompts and of generation that `run` and `chat` share, and the loop that drives the engine.
+// Flags of prompts and of generation that `run` and `chat` share, and the loop that drives the
+// engine.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -18,7 +19,8 @@ namespace winnow {
 struct PromptFlags {
   std::vector<std::string> files;
   bool strict = false;
-  PromptOptions prompt;  // system, chunk_tokens
+  std::string system;
+  int chunk_tokens = PromptOptions{}.chunk_tokens;
   bool no_chat_template = false;
   std::string chat_template_file;
 };
@@ -38,11 +40,12 @@ inline constexpr int64_t kDefaultMaxTokens = 512;
 // Adds -n, --stop, --arm and the sampler's flags.
 void AddGenerationFlags(CLI::App& command, GenerationFlags& flags);
 
-// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range: before anything is loaded.
+// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range: before anything is
+// loaded.
 void Validate(const GenerationFlags& flags);
 
-// Reads the documents and warns on stderr about each file left out. Throws Error(kInput) as LoadDocuments
-// does, and if paths were given and nothing readable was found.
+// Reads the documents and warns on stderr about each file left out. Throws Error(kInput) as
+// LoadDocuments does, and if paths were given and nothing readable was found.
 DocumentSet ReadDocuments(const PromptFlags& flags);
 
 // A whole file of UTF-8 text, or standard input for "-"; without its last line end. Throws
@@ -52,16 +55,20 @@ std::string ReadTextFile(const std::string& path);
 // Throws Error(kInput) that names `what` if `text` is not UTF-8.
 void CheckUtf8(const std::string& text, const std::string& what);
 
-// Installs the template of --chat-template in the tokenizer, if it was given.
-void ApplyTemplateFlags(PromptFlags& flags, Tokenizer& tokenizer);
+// The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
+std::string ReadChatTemplate(const PromptFlags& flags);
 
-// A request for `tokens` with these flags. Without -n, the default is cut to what the context leaves.
+PromptOptions ToPromptOptions(const PromptFlags& flags);
+
+// A request for `tokens` with these flags. Without -n, the default is cut to what the context
+// leaves.
 Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
                     int64_t context_tokens);
 
-// Submits the request and steps the engine until it is finished. Text goes to `stream` as it comes, unless
-// null. A pending signal, or a closed output, cancels the request: what was generated until then is
-// returned. Throws what Engine::Submit throws, and Error(kResource) if the engine gave the request up.
+// Submits the request and steps the engine until it is finished. Text goes to `stream` as it comes,
+// unless null. A pending signal, or a closed output, cancels the request: what was generated until
+// then is returned. Throws what Engine::Submit throws, and Error(kResource) if the engine gave the
+// request up.
 RequestResult Generate(Engine& engine, Request request, Output* stream, ProgressBar& progress,
                        const InterruptScope& interrupts);
 

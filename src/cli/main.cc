@@ -25,31 +25,12 @@
 namespace winnow {
 namespace {
 
-struct Kind {
-  std::string_view name;
-  int exit_code;
-};
+constexpr ExitKind kInternal{"internal", 1};
 
-constexpr Kind kInternal{"internal", 1};
-
-Kind Describe(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kUsage:
-      return {"usage", 2};
-    case ErrorKind::kInput:
-      return {"input", 3};
-    case ErrorKind::kResource:
-      return {"resource", 4};
-    case ErrorKind::kCancelled:
-      return {"cancelled", 130};
-  }
-  return kInternal;
-}
-
-int Report(Kind kind, std::string_view message, bool json) {
+int Report(ExitKind kind, std::string_view message, bool json) {
   Warn(message);
   // Nothing is left to be done about a standard output that cannot be written.
-  if (json) Output().Write(DumpJson(ErrorJson(kind.name, message), /*indent=*/true));
+  if (json) Output().Write(DumpJson(ErrorJson(kind.name, message), /*indent=*/true) + "\n");
   return kind.exit_code;
 }
 
@@ -97,9 +78,8 @@ void ForwardLog(ggml_log_level /*level*/, const char* text, void* context) {
   if (static_cast<const CommandContext*>(context)->verbose) std::fputs(text, stderr);
 }
 
-void Describe(CLI::App& app, CommandContext& context) {
-  app.description(
-      "Answers questions over long documents with a language model on this machine.");
+void DefineProgram(CLI::App& app, CommandContext& context) {
+  app.description("Answers questions over long documents with a language model on this machine.");
   app.set_version_flag("--version",
                        fmt::format("winnow {} (ggml {})", WINNOW_VERSION, ggml_version()));
   app.set_help_flag("-h,--help", "Print this help");
@@ -125,24 +105,25 @@ int Main(int argc, char** argv) {
   CommandContext context;
   llama_log_set(ForwardLog, &context);
   CLI::App app("", "winnow");
-  Describe(app, context);
+  DefineProgram(app, context);
   const std::vector<std::string> args(argv + 1, argv + argc);
+  // Also where parsing itself fails.
+  const bool json = std::find(args.begin(), args.end(), "--json") != args.end();
   try {
     CheckCommandName(app, args);
     app.parse(argc, argv);
     return context.run();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    const bool json = std::find(args.begin(), args.end(), "--json") != args.end();
-    return Report(Describe(ErrorKind::kUsage),
-                  UsageMessage(app, error) + "; `winnow --help` and `winnow COMMAND --help` explain",
-                  json);
+    return Report(
+        DescribeError(ErrorKind::kUsage),
+        UsageMessage(app, error) + "; `winnow --help` and `winnow COMMAND --help` explain", json);
   } catch (const Error& error) {
-    return Report(Describe(error.kind()), error.what(), context.json);
+    return Report(DescribeError(error.kind()), error.what(), json);
   } catch (const std::bad_alloc&) {
-    return Report(Describe(ErrorKind::kResource), "out of memory", context.json);
+    return Report(DescribeError(ErrorKind::kResource), "out of memory", json);
   } catch (const std::exception& error) {
-    return Report(kInternal, fmt::format("internal error: {}", error.what()), context.json);
+    return Report(kInternal, fmt::format("internal error: {}", error.what()), json);
   }
 }
 

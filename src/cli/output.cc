@@ -7,8 +7,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "core/error.h"
-
 namespace winnow {
 
 void Output::Write(std::string_view text) {
@@ -29,8 +27,21 @@ int Output::ExitCode(int code) const {
 }
 
 std::string DumpJson(const nlohmann::ordered_json& json, bool indent) {
-  return json.dump(indent ? 2 : -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
-         "\n";
+  return json.dump(indent ? 2 : -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+ExitKind DescribeError(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kUsage:
+      return {"usage", 2};
+    case ErrorKind::kInput:
+      return {"input", 3};
+    case ErrorKind::kResource:
+      return {"resource", 4};
+    case ErrorKind::kCancelled:
+      return {"cancelled", 130};
+  }
+  return {"internal", 1};
 }
 
 nlohmann::ordered_json ErrorJson(std::string_view kind, std::string_view message) {

@@ -1,4 +1,5 @@
-// Standard output that survives a closed pipe, JSON that survives bad UTF-8, and numbers for people.
+// Standard output that survives a closed pipe, JSON that survives bad UTF-8, and numbers for
+// people.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +7,16 @@
 #include <string>
 #include <string_view>
 
+#include "core/error.h"
+
 namespace winnow {
 
-// Exit code when the reader of standard output went away: what a shell reports for `cat` in that place.
+// Exit code when the reader of standard output went away: what a shell reports for `cat` in that
+// place.
 inline constexpr int kExitClosedPipe = 128 + 13;
 
-// Unbuffered writes to file descriptor 1. A failure is remembered, not thrown, so that it may be used
-// from within Engine::Step.
+// Unbuffered writes to file descriptor 1. A failure is remembered, not thrown, so that it may be
+// used from within Engine::Step.
 class Output {
  public:
   // Writes all of `text`; does nothing once a write has failed.
@@ -26,15 +30,23 @@ class Output {
   int error_ = 0;  // errno of the first write that failed
 };
 
-// One line a value, or indented over several. Invalid UTF-8 is replaced by U+FFFD, never thrown upon.
+// One line, or indented over several; without a line end. Invalid UTF-8 is replaced by U+FFFD,
+// never thrown upon.
 std::string DumpJson(const nlohmann::ordered_json& json, bool indent);
+
+// What an error is called in JSON, and the process's exit code.
+struct ExitKind {
+  std::string_view name;
+  int exit_code;
+};
+ExitKind DescribeError(ErrorKind kind);
 
 // {"schema": "winnow.error/1", "error": {"kind", "message"}}
 nlohmann::ordered_json ErrorJson(std::string_view kind, std::string_view message);
 
-std::string FormatCount(int64_t n);           // "6,812"
-std::string FormatBytes(uint64_t bytes);      // "156 MiB", "1.2 GiB"
-std::string FormatSeconds(double seconds);    // "0.42 s", "73 s"
+std::string FormatCount(int64_t n);         // "6,812"
+std::string FormatBytes(uint64_t bytes);    // "156 MiB", "1.2 GiB"
+std::string FormatSeconds(double seconds);  // "0.42 s", "73 s"
 
 // A line on stderr, after "winnow: ".
 void Warn(std::string_view message);

@@ -40,10 +40,10 @@ std::string FormatProgress(const PrefillProgress& progress) {
   const int64_t total = std::max<int64_t>(progress.tokens_total, 1);
   const double share = std::clamp(static_cast<double>(progress.tokens_done) / total, 0.0, 1.0);
   const int filled = static_cast<int>(share * kBarWidth);
-  std::string line = fmt::format("reading [{}{}] {:3.0f} %  {} of {} tokens",
-                                 std::string(filled, '#'), std::string(kBarWidth - filled, ' '),
-                                 100 * share, FormatCount(progress.tokens_done),
-                                 FormatCount(progress.tokens_total));
+  std::string line =
+      fmt::format("reading [{}{}] {:3.0f} %  {} of {} tokens", std::string(filled, '#'),
+                  std::string(kBarWidth - filled, ' '), 100 * share,
+                  FormatCount(progress.tokens_done), FormatCount(progress.tokens_total));
   if (progress.tokens_done > 0 && progress.seconds > 0) {
     const double rate = static_cast<double>(progress.tokens_done) / progress.seconds;
     line += fmt::format(", {:.0f} tokens/s, {:.0f} s left", rate,

@@ -15,7 +15,8 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Draws at most ten times a second, and not at all in the first half second: short prompts stay quiet.
+  // Draws at most ten times a second, and not at all in the first half second: short prompts stay
+  // quiet.
   void Update(const PrefillProgress& progress);
   // Wipes the bar off the line.
   void Clear();

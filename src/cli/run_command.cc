@@ -10,7 +10,6 @@
 #include "cli/generation.h"
 #include "cli/run_record.h"
 #include "core/error.h"
-#include "core/memory.h"
 #include "policy/arm.h"
 
 namespace winnow {
@@ -71,39 +70,32 @@ void PrintNotes(const RunFlags& flags, const Prompt& prompt, const Tokenizer& to
   }
 }
 
-int Run(RunFlags& flags, bool json) {
+int Run(const RunFlags& flags, bool json) {
   Validate(flags.generation);
   CheckPeerName(flags.peer);
   const std::string question = Question(flags);
-  RunRecord record;
   DocumentSet set = ReadDocuments(flags.prompt);
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
-  LoadedModel loaded = LoadModel(flags.model);
-  ApplyTemplateFlags(flags.prompt, *loaded.tokenizer);
+  LoadedModel loaded = LoadModel(flags.model, ReadChatTemplate(flags.prompt));
   const Prompt prompt =
-      BuildPrompt(*loaded.tokenizer, set.documents, question, flags.prompt.prompt);
+      BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
   PrintNotes(flags, prompt, *loaded.tokenizer);
 
   Output output;
-  ProgressBar progress(!flags.quiet);
+  RunRecord record;
   int signal = 0;
   {
+    ProgressBar progress(!flags.quiet);
     const InterruptScope interrupts;
-    record.result = Generate(
-        *loaded.engine,
-        MakeRequest(flags.generation, prompt.tokens, loaded.engine->context_tokens()),
-        json ? nullptr : &output, progress, interrupts);
+    Request request = MakeRequest(flags.generation, prompt.tokens, loaded.engine->context_tokens());
+    record = MakeRecord(loaded, flags.generation, prompt,
+                        Generate(*loaded.engine, std::move(request), json ? nullptr : &output,
+                                 progress, interrupts));
     signal = interrupts.Pending();
   }
-  record.peak_rss_bytes = PeakRssBytes();
-  record.model = loaded.path;
-  record.arm = flags.generation.arm;
-  record.used_chat_template = prompt.used_chat_template;
-  record.documents = prompt.documents;
   record.skipped = std::move(set.skipped);
-
   if (!json) output.Write("\n");
   if (!flags.peer.empty() && signal == 0 && !output.failed()) {
     record.peer = RunPeer(loaded, flags.model.kv_type, prompt.tokens, record.result);
@@ -111,7 +103,7 @@ int Run(RunFlags& flags, bool json) {
   if (json) {
     nlohmann::ordered_json object = {{"schema", "winnow.run/1"}};
     object.update(ToJson(record));
-    output.Write(DumpJson(object, /*indent=*/true));
+    output.Write(DumpJson(object, /*indent=*/true) + "\n");
   } else if (!flags.quiet && !output.failed()) {
     fmt::print(stderr, "\n{}", FormatTable(record));
   }
@@ -147,9 +139,8 @@ void AddRunCommand(CLI::App& app, CommandContext& context) {
   command->footer(
       "Example: ask about every text file below notes/\n"
       "  winnow run -m model.gguf -f notes/ -p \"When does the contract end?\"");
-  command->callback([flags, &context] {
-    context.run = [flags, &context] { return Run(*flags, context.json); };
-  });
+  command->callback(
+      [flags, &context] { context.run = [flags, &context] { return Run(*flags, context.json); }; });
 }
 
 }  // namespace winnow

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "cli/output.h"
+#include "core/memory.h"
 #include "ledger/ledger.h"
 #include "policy/arm.h"
 
@@ -33,9 +36,9 @@ ordered_json PeerJson(const PeerRecord& peer) {
   return {{"engine", "llama.cpp"},
           {"prompt_tokens", peer.prompt_tokens},
           {"ttft_ms", peer.ttft_seconds * 1e3},
-          {"tpot_ms", MillisecondsOrNull(
-                          peer.decode_seconds / static_cast<double>(decoded ? peer.decode_steps : 1),
-                          decoded)},
+          {"tpot_ms", MillisecondsOrNull(peer.decode_seconds /
+                                             static_cast<double>(decoded ? peer.decode_steps : 1),
+                                         decoded)},
           {"decode_steps", peer.decode_steps},
           {"kv_bytes", peer.kv_bytes},
           {"buffer_bytes", peer.buffer_bytes}};
@@ -79,6 +82,16 @@ std::vector<Row> Rows(const RunRecord& record) {
 
 }  // namespace
 
+RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
+                     RequestResult result) {
+  return {.model = loaded.path,
+          .arm = flags.arm,
+          .used_chat_template = prompt.used_chat_template,
+          .documents = prompt.documents,
+          .result = std::move(result),
+          .peak_rss_bytes = PeakRssBytes()};
+}
+
 ordered_json ToJson(const RunRecord& record) {
   const RequestResult& result = record.result;
   ordered_json skipped = ordered_json::array();
@@ -118,7 +131,8 @@ std::string FormatTable(const RunRecord& record) {
   }
   if (peer) {
     table +=
-        "ratio: llama.cpp's time over winnow's, same prompt tokens, same threads, one after the other\n"
+        "ratio: llama.cpp's time over winnow's, same prompt tokens, same threads, one after the "
+        "other\n"
         "memory: winnow's is the highest resident set of the process before llama.cpp was loaded,\n"
         "llama.cpp's the weights and buffers that it allocated\n";
   }

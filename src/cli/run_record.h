@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/command.h"
+#include "cli/generation.h"
 #include "engine/request.h"
 #include "text/document.h"
 #include "text/prompt.h"
@@ -19,8 +21,8 @@ struct PeerRecord {
   double ttft_seconds = 0;
   int64_t decode_steps = 0;
   double decode_seconds = 0;
-  // Its weights and its context's buffers as it allocated them: both engines live in one process, so the
-  // peer has no resident set of its own to measure.
+  // Its weights and its context's buffers as it allocated them: both engines live in one process,
+  // so the peer has no resident set of its own to measure.
   int64_t buffer_bytes = 0;
   int64_t kv_bytes = 0;
 };
@@ -35,6 +37,10 @@ struct RunRecord {
   uint64_t peak_rss_bytes = 0;  // before the peer was loaded
   std::optional<PeerRecord> peer;
 };
+
+// The record of a finished request; documents skipped and a peer are the caller's to add.
+RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
+                     RequestResult result);
 
 // Schema winnow.run/1, without "schema" itself (a chat's turn holds the same keys).
 nlohmann::ordered_json ToJson(const RunRecord& record);

@@ -1,4 +1,5 @@
-// Ctrl-C and SIGTERM as a flag that commands poll while they generate; elsewhere they end the process.
+// Ctrl-C and SIGTERM as a flag that commands poll while they generate; elsewhere they end the
+// process.
 #pragma once
 
 namespace winnow {
@@ -8,7 +9,8 @@ namespace winnow {
 void InstallSignalHandlers();
 
 // While one exists, the first SIGINT or SIGTERM is only noted for `Pending`; a second one ends the
-// process with 128 + signal. The handlers do not restart system calls, so a blocked read returns EINTR.
+// process with 128 + signal. The handlers do not restart system calls, so a blocked read returns
+// EINTR.
 class InterruptScope {
  public:
   InterruptScope();

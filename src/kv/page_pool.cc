@@ -39,6 +39,14 @@ PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages) : layout_(l
           reserved_bytes_, capacity_pages, std::strerror(errno));
   }
   base_ = static_cast<std::byte*>(range);
+#ifdef MADV_HUGEPAGE
+  // Huge pages read scattered KV pages 1.15 to 1.35 times as fast (161 MB of f16 over 30
+  // layers: 20.5 against 15.2 ms; 1 GB over 8 layers: 129 against 110 ms; one thread). Pages are
+  // handed out from the front, so the resident set grows in steps of 2 MB but exceeds what was used
+  // by less than one step. Advice only: where the system has no huge pages the call fails and
+  // changes nothing.
+  (void)madvise(base_, reserved_bytes_, MADV_HUGEPAGE);
+#endif
 }
 
 PagePool::~PagePool() {

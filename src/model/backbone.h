@@ -33,8 +33,8 @@ class Backbone {
   // hidden [T, E] = scaled embeddings of `tokens` [T]. Every token id must be in the vocabulary.
   virtual void Embed(std::span<const int32_t> tokens, TensorView<float, 2> hidden) = 0;
 
-  // Norm, Q/K/V projections (+ biases, + q/k norm), RoPE at `positions` [T]. The views stay valid until
-  // the next call of any piece.
+  // Norm, Q/K/V projections (+ biases, + q/k norm), RoPE at `positions` [T]. The views stay valid
+  // until the next call of any piece.
   virtual Qkv AttentionInput(int layer, TensorView<const float, 2> hidden,
                              std::span<const int32_t> positions) = 0;
 
@@ -52,8 +52,9 @@ struct BackboneOptions {
 };
 
 // Loads a GGUF file for the CPU. Throws Error(kInput) that names the file and the trouble: missing,
-// truncated, not GGUF, unknown architecture (lists the known ones), missing or misshapen tensors, types
-// that the CPU backend cannot compute; Error(kResource) if memory is short. `pool` outlives the backbone.
+// truncated, not GGUF, unknown architecture (lists the known ones), missing or misshapen tensors,
+// types that the CPU backend cannot compute; Error(kResource) if memory is short. `pool` outlives
+// the backbone.
 std::unique_ptr<Backbone> LoadCpuBackbone(const std::string& path, ThreadPool* pool,
                                           const BackboneOptions& options = {});
 

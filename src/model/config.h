@@ -15,9 +15,9 @@ enum class RopeKind : uint8_t {
 // Rotary embedding of one kind of layer.
 struct RopeConfig {
   RopeKind kind = RopeKind::kInterleaved;
-  int dims = 0;                // rotated dimensions of a head
+  int dims = 0;  // rotated dimensions of a head
   float base = 10000.0f;
-  float scale = 1.0f;          // linear scaling: 1 / factor
+  float scale = 1.0f;              // linear scaling: 1 / factor
   bool frequency_factors = false;  // the file has rope_freqs.weight (llama3 scaling)
 };
 
@@ -38,9 +38,9 @@ struct ModelConfig {
   int vocabulary = 0;
   int64_t context_length = 0;  // tokens the model was trained for
   float norm_epsilon = 0;
-  float attention_scale = 0;   // multiplies q·k
+  float attention_scale = 0;  // multiplies q·k
   float embedding_scale = 1;
-  float logit_softcap = 0;     // 0: none
+  float logit_softcap = 0;          // 0: none
   std::vector<LayerConfig> layers;  // [L]
 
   int group_size() const { return query_heads / kv_heads; }  // R

@@ -1,0 +1,161 @@
+#include "ops/decode_attention.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/check.h"
+#include "ops/attention_state.h"
+#include "ops/decode_attention_cpu.h"
+
+namespace winnow {
+namespace {
+
+// Below this many bytes of keys and values, one thread is done before a parallel region has started
+// (2 µs; a core reads about 10 bytes a nanosecond).
+constexpr int64_t kInlineBytes = 32 * 1024;
+
+int64_t RoundUp(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Splits lie between multiples of kDecodeSplitTokens. An empty range has one, to write its result.
+int64_t FirstSplit(const DecodeQuery& query) { return query.begin / kDecodeSplitTokens; }
+int64_t SplitCount(const DecodeQuery& query) {
+  if (query.begin == query.end) return 1;
+  return (query.end - 1) / kDecodeSplitTokens - FirstSplit(query) + 1;
+}
+
+// One call: what its tasks share. A task is (query, split, KV head), heads innermost, because the heads
+// of a page are neighbours in memory. Whoever finishes the last split of a (query, KV head) merges them
+// all, in the order of the tokens: one parallel region, and the order does not depend on the threads.
+class DecodeCall {
+ public:
+  DecodeCall(std::span<const DecodeQuery> queries, const DecodeAttentionParams& params,
+             DecodeWorkspace& workspace)
+      : queries_(queries),
+        workspace_(workspace),
+        dim_(queries[0].kv.layout->head_dim),
+        kv_heads_(queries[0].kv.layout->kv_heads),
+        query_heads_(params.query_heads),
+        group_(params.query_heads / kv_heads_),
+        row_floats_(RoundUp(dim_, kDecodeRowPadding)),
+        state_floats_(group_ * row_floats_ + RoundUp(group_, kDecodeRowPadding)) {
+    WINNOW_CHECK(query_heads_ > 0 && query_heads_ % kv_heads_ == 0, "{} query heads, {} KV heads",
+                 query_heads_, kv_heads_);
+    const auto n_queries = static_cast<int64_t>(queries.size());
+    workspace.q.Resize(n_queries * query_heads_ * row_floats_);
+    workspace.first_task.Resize(n_queries + 1);
+    workspace.pending.Resize(n_queries * kv_heads_);
+    workspace.first_task[0] = 0;
+    for (int64_t i = 0; i < n_queries; ++i) Prepare(i, params.scale);
+    workspace.states.Resize(n_tasks() * state_floats_);
+  }
+
+  int64_t n_tasks() const { return workspace_.first_task[queries_.size()]; }
+
+  void RunTask(int64_t index) const {
+    const int64_t* first_task = workspace_.first_task.data();
+    const int64_t i = std::upper_bound(first_task, first_task + queries_.size(), index) -
+                      first_task - 1;
+    const DecodeQuery& query = queries_[i];
+    const int64_t split = FirstSplit(query) + (index - first_task[i]) / kv_heads_;
+    const auto head = static_cast<int>((index - first_task[i]) % kv_heads_);
+    float* state = State(index);
+    const DecodeTask task{
+        .kv = &query.kv,
+        .head = head,
+        .begin = std::max(query.begin, split * kDecodeSplitTokens),
+        .end = std::min(query.end, (split + 1) * kDecodeSplitTokens),
+        .group_heads = group_,
+        .row_floats = row_floats_,
+        .q = workspace_.q.data() + (i * query_heads_ + head * group_) * row_floats_,
+        .out = state,
+        .log_mass = state + group_ * row_floats_};
+    if (task.begin < task.end) {
+      DecodeTaskCpu(task);
+    } else {
+      std::fill_n(task.out, group_ * row_floats_, 0.0f);
+      std::fill_n(task.log_mass, group_, kEmptyLogMass);
+    }
+    // Release our state, acquire those of the others.
+    std::atomic_ref<int32_t> pending(workspace_.pending[i * kv_heads_ + head]);
+    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(i, head);
+  }
+
+ private:
+  // Checks query i, scales and pads it, and counts its tasks.
+  void Prepare(int64_t i, float scale) {
+    const DecodeQuery& query = queries_[i];
+    const PageLayout& layout = *query.kv.layout;
+    WINNOW_CHECK(layout.kv_heads == kv_heads_ && layout.head_dim == dim_,
+                 "queries over [{}, {}] and [{}, {}] in one call", kv_heads_, dim_, layout.kv_heads,
+                 layout.head_dim);
+    WINNOW_CHECK(0 <= query.begin && query.begin <= query.end && query.end <= query.kv.n_tokens,
+                 "tokens [{}, {}) of {}", query.begin, query.end, query.kv.n_tokens);
+    float* to = workspace_.q.data() + i * query_heads_ * row_floats_;
+    const float* from = query.q;
+    for (int head = 0; head < query_heads_; ++head, to += row_floats_, from += dim_) {
+      for (int64_t d = 0; d < dim_; ++d) to[d] = scale * from[d];
+      std::fill(to + dim_, to + row_floats_, 0.0f);
+    }
+    const int64_t n_splits = SplitCount(query);
+    workspace_.first_task[i + 1] = workspace_.first_task[i] + n_splits * kv_heads_;
+    std::fill_n(workspace_.pending.data() + i * kv_heads_, kv_heads_,
+                static_cast<int32_t>(n_splits));
+  }
+
+  float* State(int64_t task) const { return workspace_.states.data() + task * state_floats_; }
+
+  // Merges the splits of one KV head's query heads into the caller's tensors.
+  void Finish(int64_t i, int head) const {
+    const DecodeQuery& query = queries_[i];
+    const int64_t first = workspace_.first_task[i] + head;
+    for (int r = 0; r < group_; ++r) {
+      const int64_t query_head = static_cast<int64_t>(head) * group_ + r;
+      float* out = query.out + query_head * dim_;
+      std::copy_n(State(first) + r * row_floats_, dim_, out);
+      float log_mass = State(first)[group_ * row_floats_ + r];
+      for (int64_t task = first + kv_heads_; task < workspace_.first_task[i + 1];
+           task += kv_heads_) {
+        MergeAttentionState(out, &log_mass, State(task) + r * row_floats_,
+                            State(task)[group_ * row_floats_ + r], dim_);
+      }
+      if (query.log_mass != nullptr) query.log_mass[query_head] = log_mass;
+    }
+  }
+
+  std::span<const DecodeQuery> queries_;
+  DecodeWorkspace& workspace_;
+  int64_t dim_;
+  int kv_heads_;
+  int query_heads_;
+  int group_;
+  int64_t row_floats_;
+  int64_t state_floats_;  // a state: R padded rows, then R log masses
+};
+
+}  // namespace
+
+void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
+                     const DecodeAttentionParams& params, DecodeWorkspace& workspace,
+                     AttentionAccount* account) {
+  if (queries.empty()) return;
+  int64_t bytes = 0;
+  int64_t tokens = 0;
+  for (const DecodeQuery& query : queries) {
+    tokens += query.end - query.begin;
+    bytes += query.kv.layout->TokenBytes(query.end - query.begin);
+  }
+  const DecodeCall call(queries, params, workspace);
+  if (bytes <= kInlineBytes) {
+    for (int64_t task = 0; task < call.n_tasks(); ++task) call.RunTask(task);
+  } else {
+    pool.ForEach(call.n_tasks(), [&](int64_t task, int /*thread*/) { call.RunTask(task); });
+  }
+  if (account != nullptr) {
+    *account += {.tokens_read = tokens,
+                 .tokens_resident = tokens,
+                 .bytes_read = bytes,
+                 .bytes_dense = bytes};
+  }
+}
+
+}  // namespace winnow

@@ -27,8 +27,10 @@ struct DecodeAttentionParams {
 
 // Scratch that a caller keeps between calls.
 struct DecodeWorkspace {
-  AlignedBuffer<float> q;       // scaled queries
-  AlignedBuffer<float> states;  // partial states of the splits
+  AlignedBuffer<float> q;             // scaled queries
+  AlignedBuffer<float> states;        // partial states of the splits
+  AlignedBuffer<int64_t> first_task;  // of each query
+  AlignedBuffer<int32_t> pending;     // splits that each (query, KV head) still waits for
 };
 
 // Writes out and log_mass of every query. A KV row is read and converted once for all R = H/K query

@@ -86,7 +86,7 @@ struct Q8Row {
 // Writes the sums of the lanes of a, b, c and d to sums[0..3]. A template only so that branches for
 // other vector lengths are not compiled.
 template <class D>
-HWY_INLINE void StoreSums4(D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> d,
+HWY_INLINE void StoreSums4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> d,
                            float* sums) {
 #if HWY_TARGET == HWY_SCALAR
   sums[0] = hn::GetLane(a);

@@ -9,13 +9,16 @@
 namespace winnow {
 
 struct Document {
-  std::string id;    // the path as the user wrote it (below a folder: folder/relative/path)
+  // The path as the user wrote it (below a folder: folder/relative/path); bytes of a file name that
+  // are not UTF-8 become U+FFFD.
+  std::string id;
   std::string text;  // valid UTF-8, no byte-order mark
 };
 
 struct SkippedFile {
   std::string path;
-  std::string reason;  // "not UTF-8 text (byte 0xff at offset 17)", "binary", "empty", "cannot be read: …"
+  // "not UTF-8 text (byte 0xff at offset 17)", "binary", "empty", "cannot be read: …"
+  std::string reason;
 };
 
 struct DocumentSet {
@@ -23,9 +26,9 @@ struct DocumentSet {
   std::vector<SkippedFile> skipped;
 };
 
-// Reads files and, recursively, folders (hidden entries left out; links to folders not followed). A path
-// that does not exist throws Error(kInput). Files that are not text are listed in `skipped`, or throw
-// Error(kInput) if `strict`.
+// Reads files and, recursively, folders (hidden entries left out; links to folders not followed). A
+// path that does not exist throws Error(kInput). Files that are not text are listed in `skipped`,
+// or throw Error(kInput) if `strict`.
 DocumentSet LoadDocuments(const std::vector<std::string>& paths, bool strict);
 
 // Offset of the first byte that is not valid UTF-8, or -1.

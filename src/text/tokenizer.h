@@ -18,24 +18,38 @@ struct ChatMessage {
   std::string content;
 };
 
+struct TokenizerOptions {
+  // Jinja source used in place of the file's chat template ("chatml": the built-in one); empty: the
+  // file's own, if it has one.
+  std::string chat_template;
+};
+
 class Tokenizer {
  public:
-  // Reads only the vocabulary and the template. Throws Error(kInput) that names the file.
-  static std::unique_ptr<Tokenizer> Load(const std::string& gguf_path);
+  // Reads only the vocabulary and the template. Throws Error(kInput) that names the file, also for
+  // an `options.chat_template` that cannot be parsed. A broken template in the file is reported by
+  // ApplyChatTemplate only, since the model can still complete plain text.
+  static std::unique_ptr<Tokenizer> Load(const std::string& gguf_path,
+                                         const TokenizerOptions& options = {});
   ~Tokenizer();
 
   int vocabulary() const;
   // `parse_special`: text such as "<|im_end|>" becomes the control token; never for user text.
-  // `add_special`: BOS/EOS as the model wants them.
+  // `add_special`: BOS/EOS as the model wants them. Throws Error(kInput) for text above 1 GiB.
   std::vector<TokenId> Encode(std::string_view text, bool add_special, bool parse_special) const;
-  // Bytes of one token; control tokens give "" unless `special`. May be a part of a UTF-8 character.
+  // Bytes of one token; control tokens give "" unless `special`. May be a part of a UTF-8
+  // character.
   std::string Piece(TokenId token, bool special = false) const;
+  // The pieces one after another, byte for byte (no clean-up of spaces).
   std::string Decode(const std::vector<TokenId>& tokens) const;
   bool IsEndOfGeneration(TokenId token) const;
+  // BOS if the model wants every text to begin with it, else -1.
+  TokenId bos_to_add() const;
 
   bool has_chat_template() const;
-  // The conversation as the template writes it, ending where the assistant begins to speak if
-  // `add_generation_prompt`. Throws Error(kInput) if the template fails.
+  // The conversation as the template writes it (without BOS where the model adds it anyway), ending
+  // where the assistant begins to speak if `add_generation_prompt`. Throws Error(kInput) if the
+  // template fails.
   std::string ApplyChatTemplate(const std::vector<ChatMessage>& messages,
                                 bool add_generation_prompt) const;
 

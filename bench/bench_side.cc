@@ -1,0 +1,263 @@
+#include "bench/bench_side.h"
+
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/memory.h"
+
+namespace winnow {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Enough to touch every weight and start every thread.
+constexpr int64_t kWarmUpTokens = 512;
+
+class WinnowSide : public BenchSide {
+ public:
+  WinnowSide(Engine* engine, WinnowSideOptions options)
+      : engine_(engine), options_(std::move(options)) {}
+
+  BenchRow Describe() const override {
+    BenchRow row;
+    row.engine = "winnow";
+    row.arm = options_.arm;
+    row.n_threads = options_.n_threads;
+    return row;
+  }
+
+  bool TakesPart(const BenchTest& /*test*/) const override { return true; }
+
+  void Prepare(const BenchTest& test) override {
+    engine_->ClearPrefixes();
+    lead_.assign(test.n_batch, 0);
+    if (test.n_prompt > 0) {
+      Request request = MakeRequest(test.prompts[0], std::min(test.n_prompt, kWarmUpTokens), 1);
+      RunToEnd(std::move(request));
+      return;
+    }
+    // Leaves the prompts in resident pages, so that repetitions need not compute them again.
+    for (const std::vector<int32_t>& prompt : test.prompts) {
+      RunToEnd(MakeRequest(prompt, test.prompt_tokens(), 1));
+    }
+    // The first sequences of a batch decode while the others still read their prompt: they get as
+    // much less of it, so that all stand at the depth when the clock starts.
+    Decode(test, /*steps=*/1, &lead_);
+  }
+
+  BenchSample Measure(const BenchTest& test) override {
+    BenchSample sample = test.n_prompt > 0 ? MeasurePrefill(test) : MeasureDecode(test);
+    if (options_.report_peak_rss) sample.peak_rss_bytes = static_cast<int64_t>(PeakRssBytes());
+    return sample;
+  }
+
+  void Finish() override { engine_->ClearPrefixes(); }
+
+ private:
+  struct DecodeRun {
+    double seconds = 0;
+    PhaseLedger ledger;
+  };
+
+  Request MakeRequest(const std::vector<int32_t>& prompt, int64_t n_prompt,
+                      int64_t max_new_tokens) const {
+    Request request;
+    request.tokens.assign(prompt.begin(), prompt.begin() + n_prompt);
+    request.max_new_tokens = max_new_tokens;
+    request.ignore_end_tokens = true;
+    request.arm = options_.arm;
+    return request;
+  }
+
+  static void CheckResult(const RequestResult& result) {
+    if (result.finish_reason == FinishReason::kFailed) {
+      Throw(ErrorKind::kResource, "the request failed: {}", result.error);
+    }
+  }
+
+  RequestResult RunToEnd(Request request) {
+    RequestResult result = engine_->Run(std::move(request));
+    CheckResult(result);
+    return result;
+  }
+
+  static void AddBytes(const PhaseLedger& ledger, BenchSample* sample) {
+    const int64_t tokens = std::max<int64_t>(ledger.tokens, 1);
+    sample->bytes_read = ledger.attention.bytes_read / tokens;
+    sample->bytes_dense = ledger.attention.bytes_dense / tokens;
+  }
+
+  BenchSample MeasurePrefill(const BenchTest& test) {
+    engine_->ClearPrefixes();
+    const RequestResult result = RunToEnd(MakeRequest(test.prompts[0], test.n_prompt, 1));
+    BenchSample sample;
+    sample.tokens_per_second = static_cast<double>(test.n_prompt) / result.ttft_seconds;
+    sample.ttft_seconds = result.ttft_seconds;
+    AddBytes(result.ledger.prefill, &sample);
+    return sample;
+  }
+
+  BenchSample MeasureDecode(const BenchTest& test) {
+    const DecodeRun run = Decode(test, test.n_gen, nullptr);
+    BenchSample sample;
+    sample.tokens_per_second = static_cast<double>(test.n_gen * test.n_batch) / run.seconds;
+    AddBytes(run.ledger, &sample);
+    return sample;
+  }
+
+  // Times `steps` steps in which all sequences of the test decode. `lead`, if asked for: how many
+  // tokens each sequence was ahead of the last one when the clock started.
+  DecodeRun Decode(const BenchTest& test, int64_t steps, std::vector<int64_t>* lead) {
+    const int64_t max_new = MaxNewTokens(test, options_.n_layers, options_.prefill_chunk);
+    std::vector<int64_t> generated(test.n_batch, 0);
+    std::vector<RequestId> ids;
+    for (int64_t b = 0; b < test.n_batch; ++b) {
+      const int64_t n = std::max<int64_t>(test.prompt_tokens() - lead_[b], 1);
+      Request request = MakeRequest(test.prompts[b], n, max_new);
+      request.on_logits = [&count = generated[b]](int64_t index, std::span<const float>) {
+        count = index + 1;
+      };
+      ids.push_back(engine_->Submit(std::move(request)));
+    }
+    const auto sum = [&generated] {
+      int64_t total = 0;
+      for (const int64_t n : generated) total += n;
+      return total;
+    };
+    while (std::find(generated.begin(), generated.end(), 0) != generated.end()) StepOrThrow(ids);
+    if (lead != nullptr) {
+      for (int64_t b = 0; b < test.n_batch; ++b) (*lead)[b] = generated[b] - generated.back();
+    }
+    const int64_t before = sum();
+    const auto start = Clock::now();
+    for (int64_t step = 0; step < steps; ++step) StepOrThrow(ids);
+    DecodeRun run;
+    run.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const int64_t made = sum() - before;
+    run.ledger = CancelAll(ids);
+    if (made != steps * test.n_batch) {
+      Throw(ErrorKind::kInput,
+            "a sequence ended after {} of {} tokens: {} tokens and {} new ones exceed the context "
+            "of {}",
+            made, steps * test.n_batch, test.n_depth, test.n_gen, engine_->context_tokens());
+    }
+    return run;
+  }
+
+  // A step; if there was nothing to do the requests have ended too early, and the reason is thrown.
+  void StepOrThrow(const std::vector<RequestId>& ids) {
+    if (engine_->Step()) return;
+    CancelAll(ids);
+    Throw(ErrorKind::kResource, "all sequences ended before the measurement did");
+  }
+
+  PhaseLedger CancelAll(const std::vector<RequestId>& ids) {
+    for (const RequestId id : ids) engine_->Cancel(id);
+    engine_->Step();
+    PhaseLedger ledger;
+    for (const RequestId id : ids) {
+      const std::optional<RequestResult> result = engine_->TakeResult(id);
+      WINNOW_CHECK(result.has_value(), "request {} outlived its cancellation", id);
+      CheckResult(*result);
+      ledger.attention += result->ledger.decode.attention;
+      ledger.tokens += result->ledger.decode.tokens;
+    }
+    return ledger;
+  }
+
+  Engine* engine_;
+  WinnowSideOptions options_;
+  std::vector<int64_t> lead_;  // [n_batch]
+};
+
+class PeerSide : public BenchSide {
+ public:
+  PeerSide(PeerModel* model, int n_threads, PeerOptions options)
+      : model_(model), n_threads_(n_threads), options_(options) {}
+
+  BenchRow Describe() const override {
+    BenchRow row;
+    row.engine = "llama.cpp";
+    row.arm = "dense";
+    row.n_threads = n_threads_;
+    row.flash_attn = options_.attention == PeerAttention::kFlash;
+    row.kv_unified = options_.kv_unified;
+    return row;
+  }
+
+  bool TakesPart(const BenchTest& test) const override {
+    return test.n_batch > 1 || !options_.kv_unified;
+  }
+
+  void Prepare(const BenchTest& test) override {
+    options_.context_tokens = test.prompt_tokens() + test.n_gen;
+    options_.sequences = static_cast<int>(test.n_batch);
+    context_ = std::make_unique<PeerLlama>(model_, options_);
+    if (test.n_prompt > 0) {
+      const auto n = static_cast<size_t>(std::min(test.n_prompt, kWarmUpTokens));
+      context_->Prefill(0, std::span(test.prompts[0]).first(n));
+      return;
+    }
+    context_->Decode(FillToDepth(test), 1);
+  }
+
+  BenchSample Measure(const BenchTest& test) override {
+    BenchSample sample;
+    if (test.n_prompt > 0) {
+      context_->Clear();
+      const double seconds = context_->Prefill(0, test.prompts[0]).seconds;
+      sample.tokens_per_second = static_cast<double>(test.n_prompt) / seconds;
+      sample.ttft_seconds = seconds;
+      return sample;
+    }
+    const double seconds = context_->Decode(FillToDepth(test), test.n_gen).seconds;
+    sample.tokens_per_second = static_cast<double>(test.n_gen * test.n_batch) / seconds;
+    return sample;
+  }
+
+  void Finish() override { context_.reset(); }
+
+ private:
+  // Brings every sequence to the end of its prompt; what is there already is kept. Returns the
+  // first token that each one generates.
+  std::vector<int32_t> FillToDepth(const BenchTest& test) {
+    std::vector<int32_t> first;
+    for (int b = 0; b < static_cast<int>(test.n_batch); ++b) {
+      const int64_t keep = std::min(context_->n_tokens(b), test.prompt_tokens() - 1);
+      context_->Rewind(b, keep);
+      const auto present = static_cast<size_t>(context_->n_tokens(b));
+      first.push_back(context_->Prefill(b, std::span(test.prompts[b]).subspan(present)).next_token);
+    }
+    return first;
+  }
+
+  PeerModel* model_;
+  int n_threads_;
+  PeerOptions options_;
+  std::unique_ptr<PeerLlama> context_;
+};
+
+}  // namespace
+
+int64_t MaxNewTokens(const BenchTest& test, int n_layers, int64_t prefill_chunk) {
+  const int64_t chunks = (test.prompt_tokens() + prefill_chunk - 1) / prefill_chunk;
+  return n_layers * chunks * (test.n_batch - 1) + test.n_gen + 2;
+}
+
+std::unique_ptr<BenchSide> MakeWinnowSide(Engine* engine, const WinnowSideOptions& options) {
+  return std::make_unique<WinnowSide>(engine, options);
+}
+
+std::unique_ptr<BenchSide> MakePeerSide(PeerModel* model, int n_threads, PeerAttention attention,
+                                        bool kv_unified, DType kv_dtype) {
+  PeerOptions options;
+  options.attention = attention;
+  options.kv_unified = kv_unified;
+  options.kv_dtype = kv_dtype;
+  return std::make_unique<PeerSide>(model, n_threads, options);
+}
+
+}  // namespace winnow

@@ -1,0 +1,160 @@
+// Prefill attention against the peak of f32 multiply-adds on the same threads.
+//
+// One multiply-add counts as two operations, only visible pairs of query and token count, and peak and
+// attention alternate. `prefill_attention_bench [--threads N] [--repetitions N] [--filter TEXT]`.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/rng.h"
+#include "ops/prefill_attention.h"
+
+namespace winnow {
+namespace {
+
+struct Case {
+  int query_heads, kv_heads, head_dim;
+  int64_t depth;  // tokens before the chunk
+  int64_t chunk;
+  DType dtype;
+};
+
+#if defined(__x86_64__) && defined(__GNUC__)
+constexpr int kPeakLanes = 16;
+#define WINNOW_PEAK_CLONES \
+  __attribute__((target_clones("avx512f", "arch=haswell", "default"), optimize("O3")))
+#else
+constexpr int kPeakLanes = 4;
+#define WINNOW_PEAK_CLONES
+#endif
+typedef float PeakVector __attribute__((vector_size(sizeof(float) * kPeakLanes)));
+constexpr int kPeakChains = 12;  // enough to cover two ports of latency 5
+constexpr int64_t kPeakSteps = 2'000'000;
+constexpr double kPeakOperations = 2.0 * kPeakSteps * kPeakChains * kPeakLanes;
+
+// Twelve chains of x = x·a + b that start apart, lest the compiler see one. Returns something of the
+// result so that it is computed.
+WINNOW_PEAK_CLONES float MultiplyAdds(float a, float b) {
+  PeakVector x[kPeakChains];
+  for (int i = 0; i < kPeakChains; ++i) x[i] = PeakVector{} + static_cast<float>(i);
+  const PeakVector va = PeakVector{} + a;
+  const PeakVector vb = PeakVector{} + b;
+  for (int64_t step = 0; step < kPeakSteps; ++step) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kPeakChains; ++i) x[i] = x[i] * va + vb;
+  }
+  float sum = 0;
+  for (const PeakVector& v : x) sum += v[0];
+  return sum;
+}
+
+double Seconds(FunctionRef<void()> fn) {
+  const auto start = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Pages in random order whose values are all ordinary numbers; which ones does not matter.
+struct Cache {
+  explicit Cache(const Case& c)
+      : layout(c.kv_heads, kDefaultPageSlots, c.head_dim, c.dtype),
+        n_tokens(c.depth + c.chunk),
+        pages((n_tokens + layout.slots - 1) / layout.slots),
+        memory(pages.size() * layout.page_bytes) {
+    constexpr uint16_t kHalfOne = 0x3c00;  // 1.0 as f16; ordinary as part of an f32 or an int8 too
+    Rng rng(1);
+    for (size_t i = 0; i + 1 < memory.size(); i += 2) {
+      const auto half = static_cast<uint16_t>(kHalfOne - rng.Below(1024));
+      std::memcpy(memory.data() + i, &half, sizeof(half));
+    }
+    std::iota(pages.begin(), pages.end(), 0);
+    for (size_t i = pages.size() - 1; i > 0; --i) std::swap(pages[i], pages[rng.Below(i + 1)]);
+  }
+  PagedKv View() const {
+    return {.layout = &layout, .base = memory.data(), .pages = pages, .n_tokens = n_tokens};
+  }
+
+  PageLayout layout;
+  int64_t n_tokens;
+  std::vector<PageId> pages;
+  AlignedBuffer<std::byte> memory;
+};
+
+void Run(ThreadPool& pool, const Case& c, int repetitions) {
+  const Cache cache(c);
+  std::vector<float> q(static_cast<size_t>(c.chunk * c.query_heads * c.head_dim));
+  std::vector<float> out(q.size());
+  Rng rng(2);
+  for (float& value : q) value = static_cast<float>(rng.Normal());
+  const std::vector<int64_t> begin(static_cast<size_t>(c.chunk), 0);
+  std::vector<int64_t> end(begin.size());
+  std::iota(end.begin(), end.end(), c.depth + 1);
+  const PrefillAttentionParams params{
+      .q = {q.data(), {c.chunk, c.query_heads, c.head_dim}},
+      .out = {out.data(), {c.chunk, c.query_heads, c.head_dim}},
+      .kv = cache.View(),
+      .begin = begin,
+      .end = end,
+      .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
+  PrefillWorkspace workspace;
+  std::atomic<float> sink = 0;
+
+  std::vector<double> peak_seconds;
+  std::vector<double> seconds;
+  for (int i = -1; i < repetitions; ++i) {
+    const double p = Seconds(
+        [&] { pool.Run([&](int thread, int) { sink = MultiplyAdds(0.5f, 1.0f + thread); }); });
+    const double s = Seconds([&] { PrefillAttention(pool, params, workspace, nullptr); });
+    if (i < 0) continue;  // the first round warms up
+    peak_seconds.push_back(p);
+    seconds.push_back(s);
+  }
+  const auto pairs = static_cast<double>(std::accumulate(end.begin(), end.end(), int64_t{0}));
+  const double operations = 4.0 * c.query_heads * c.head_dim * pairs;
+  const double peak = kPeakOperations * pool.size() / Median(peak_seconds);
+  const double rate = operations / Median(seconds);
+  fmt::print("H={:<3} K={:<2} D={:<4} {:>6} {:>6} {:>5} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.2f}\n",
+             c.query_heads, c.kv_heads, c.head_dim, c.depth, c.chunk, DTypeName(c.dtype),
+             Median(seconds) * 1e3, rate * 1e-9, peak * 1e-9, rate / peak);
+}
+
+}  // namespace
+}  // namespace winnow
+
+int main(int argc, char** argv) {
+  int n_threads = winnow::DefaultThreads();
+  int repetitions = 9;
+  std::string filter;
+  CLI::App app("Prefill attention against the peak of f32 multiply-adds on the same threads.");
+  app.add_option("--threads", n_threads, "threads");
+  app.add_option("--repetitions", repetitions, "timed rounds of each row");
+  app.add_option("--filter", filter, "only rows of this KV type");
+  CLI11_PARSE(app, argc, argv);
+
+  using winnow::DType;
+  winnow::ThreadPool pool(n_threads);
+  fmt::print("{:<17} {:>6} {:>6} {:>5} {:>9} {:>9} {:>9} {:>8}\n", "shape", "depth", "chunk", "KV",
+             "ms", "GFLOP/s", "peak", "of peak");
+  for (DType dtype : {DType::kF16, DType::kQ8_0, DType::kF32}) {
+    if (!filter.empty() && filter != winnow::DTypeName(dtype)) continue;
+    for (int64_t depth : {0, 2048, 6288}) {
+      winnow::Run(pool, {9, 3, 64, depth, 512, dtype}, repetitions);
+    }
+    winnow::Run(pool, {32, 8, 128, 6288, 512, dtype}, repetitions);
+  }
+  return 0;
+}

@@ -1,0 +1,115 @@
+#include "cli/bench_command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/bench_runner.h"
+#include "cli/output.h"
+
+namespace winnow {
+namespace {
+
+struct BenchFlags {
+  ModelFlags model;
+  BenchOptions bench;
+  std::string peer;
+  PeerChoice peer_attention = PeerChoice::kBoth;
+};
+
+void AddTestFlags(CLI::App& command, BenchOptions& options) {
+  const std::string group = "Tests";
+  const auto add_list = [&](const char* name, std::vector<int64_t>& values, const char* help,
+                            int64_t least) {
+    command.add_option(name, values, help)
+        ->type_name("N,...")
+        ->delimiter(',')
+        ->check(CLI::Range(least, int64_t{1} << 30))
+        ->capture_default_str()
+        ->group(group);
+  };
+  add_list("-p,--n-prompt", options.prompts, "Prompt lengths to prefill; 0: no such test", 0);
+  add_list("-n,--n-gen", options.generate, "Tokens to generate at each depth; 0: no such test", 0);
+  add_list("-d,--n-depth", options.depths, "Tokens in the cache when generation begins", 0);
+  add_list("-b,--n-batch", options.batches, "Sequences that generate together", 1);
+  command.add_option("-r,--repetitions", options.repetitions, "Times to repeat each test")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--seed", options.seed, "Seed of the random prompts")
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--arm", options.arms, "How the context is read; may be given several times")
+      ->type_name("ARM")
+      ->expected(1)
+      ->take_all()
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddPeerFlags(CLI::App& command, BenchFlags& flags) {
+  const std::string group = "Comparison";
+  command.add_option("--peer", flags.peer, "Measure in turn with: llama.cpp (in this process)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"llama.cpp"}))
+      ->group(group);
+  const std::map<std::string, PeerChoice> choices = {
+      {"on", PeerChoice::kFlash}, {"off", PeerChoice::kPlain}, {"best", PeerChoice::kBoth}};
+  command
+      .add_option("--peer-fa", flags.peer_attention,
+                  "The peer's flash attention: on, off, or best (both are measured, ratios are to "
+                  "the faster one of each test)")
+      ->type_name("on|off|best")
+      ->transform(CLI::CheckedTransformer(choices, CLI::ignore_case).description(""))
+      ->default_str("best")
+      ->group(group);
+}
+
+int RunBenchCommand(BenchFlags& flags, bool json) {
+  BenchOptions& options = flags.bench;
+  options.model_path = ResolveModelPath(flags.model.model);
+  options.engine = ToEngineOptions(flags.model);
+  options.peer = flags.peer.empty() ? PeerChoice::kNone : flags.peer_attention;
+
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::Load(options.model_path);
+  ThreadPool pool(flags.model.threads > 0 ? flags.model.threads : DefaultThreads());
+  const std::unique_ptr<Backbone> backbone = LoadCpuBackbone(
+      options.model_path, &pool, BackboneOptions{.max_tokens = flags.model.prefill_chunk});
+  const bool show_progress = isatty(STDERR_FILENO) == 1;
+  const std::vector<BenchRow> rows =
+      RunBench({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool}, options,
+               [show_progress](std::string_view what) {
+                 if (!show_progress) return;
+                 const std::string line = fmt::format("\r\033[K{}", what);
+                 std::fputs(line.c_str(), stderr);
+               });
+  if (show_progress) std::fputs("\r\033[K", stderr);
+
+  Output output;
+  output.Write(json ? DumpJson(BenchToJson(rows), /*indent=*/true) + "\n" : BenchTable(rows));
+  return output.ExitCode(0);
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App& app, CommandContext& context) {
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure tokens a second of prefill and decode, also against llama.cpp");
+  auto flags = std::make_shared<BenchFlags>();
+  AddModelFlags(*command, flags->model);
+  AddTestFlags(*command, flags->bench);
+  AddPeerFlags(*command, *flags);
+  AddJsonFlag(*command, context);
+  command->callback([flags, &context] {
+    context.run = [flags, &context] { return RunBenchCommand(*flags, context.json); };
+  });
+}
+
+}  // namespace winnow

@@ -1,0 +1,177 @@
+#include "cli/chat_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <iostream>
+#include <utility>
+
+#include "cli/chat_session.h"
+#include "core/error.h"
+#include "policy/arm.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kHelp[] =
+    "/add FILE  read a file or a folder with the next question\n"
+    "/reset     forget the conversation\n"
+    "/stats     what the last answer cost\n"
+    "/help      this list\n"
+    "/quit      end (or Ctrl-D); Ctrl-C stops an answer\n";
+
+// Reads lines, answers them, carries out what begins with '/'.
+class Repl {
+ public:
+  Repl(const ChatFlags& flags, ChatSession& session, int64_t context_tokens, bool json)
+      : flags_(flags),
+        session_(session),
+        context_tokens_(context_tokens),
+        json_(json),
+        interactive_(isatty(STDIN_FILENO) == 1) {}
+
+  // Until the input ends. Returns the exit code: of the first turn that failed, where nobody sits
+  // at a terminal to see it.
+  int Run() {
+    std::string line;
+    while (!quit_ && !output_.failed() && ReadLine(line)) {
+      if (line.find_first_not_of(" \t") == std::string::npos) continue;
+      try {
+        line.starts_with('/') ? Obey(line) : Answer(line);
+      } catch (const Error& error) {
+        Fail(error);
+      }
+    }
+    if (killed_by_ != 0) return 128 + killed_by_;
+    return output_.ExitCode(interactive_ ? 0 : exit_code_);
+  }
+
+ private:
+  bool ReadLine(std::string& line) {
+    if (interactive_) fmt::print(stderr, "> ");
+    if (std::getline(std::cin, line)) {
+      if (line.ends_with('\r')) line.pop_back();
+      return true;
+    }
+    if (interactive_) fmt::print(stderr, "\n");
+    return false;
+  }
+
+  void Answer(const std::string& question) {
+    CheckUtf8(question, "the question");
+    const InterruptScope interrupts;
+    const RunRecord record = session_.Ask(question, json_ ? nullptr : &output_, interrupts);
+    if (interrupts.Pending() == SIGTERM || (interrupts.Pending() != 0 && !interactive_)) {
+      killed_by_ = interrupts.Pending();
+      quit_ = true;
+    }
+    if (json_) {
+      nlohmann::ordered_json object = {{"schema", "winnow.chat/1"}, {"turn", session_.turns()}};
+      object.update(ToJson(record));
+      output_.Write(DumpJson(object, /*indent=*/false) + "\n");
+      return;
+    }
+    output_.Write("\n");
+    if (!flags_.quiet && record.result.finish_reason == FinishReason::kContextFull) {
+      Warn("the context is full: /reset begins a new conversation");
+    }
+  }
+
+  void Obey(const std::string& line) {
+    const size_t space = line.find(' ');
+    const std::string name = line.substr(0, space);
+    const size_t begin = line.find_first_not_of(' ', space);
+    const std::string argument =
+        space == std::string::npos || begin == std::string::npos ? "" : line.substr(begin);
+    if (name == "/quit") {
+      quit_ = true;
+    } else if (name == "/reset") {
+      session_.Reset();
+    } else if (name == "/stats") {
+      PrintStats();
+    } else if (name == "/help") {
+      fmt::print(stderr, "{}", kHelp);
+    } else if (name == "/add") {
+      Add(argument);
+    } else {
+      const std::string nearest = NearestName(name, {"/add", "/reset", "/stats", "/help", "/quit"});
+      Throw(ErrorKind::kUsage, "unknown command '{}'{}", name,
+            nearest.empty() ? "; /help lists them" : fmt::format(" (did you mean '{}'?)", nearest));
+    }
+  }
+
+  void Add(const std::string& path) {
+    if (path.empty()) Throw(ErrorKind::kUsage, "/add needs a file or a folder");
+    PromptFlags flags = flags_.prompt;
+    flags.files = {path};
+    DocumentSet set = ReadDocuments(flags);
+    if (!flags_.quiet)
+      Warn(fmt::format("{} document(s) for the next question", set.documents.size()));
+    session_.AddDocuments(std::move(set));
+  }
+
+  void PrintStats() const {
+    fmt::print(stderr, "turn {}, {} of {} tokens of context used\n", session_.turns(),
+               FormatCount(session_.n_tokens()), FormatCount(context_tokens_));
+    if (session_.last().has_value()) fmt::print(stderr, "{}", FormatTable(*session_.last()));
+  }
+
+  void Fail(const Error& error) {
+    Warn(error.what());
+    const ExitKind kind = DescribeError(error.kind());
+    if (exit_code_ == 0) exit_code_ = kind.exit_code;
+    if (json_) output_.Write(DumpJson(ErrorJson(kind.name, error.what()), /*indent=*/false) + "\n");
+  }
+
+  const ChatFlags& flags_;
+  ChatSession& session_;
+  int64_t context_tokens_;
+  bool json_;
+  bool interactive_;
+  Output output_;
+  bool quit_ = false;
+  int killed_by_ = 0;
+  int exit_code_ = 0;
+};
+
+int Chat(const ChatFlags& flags, bool json) {
+  Validate(flags.generation);
+  DocumentSet set = ReadDocuments(flags.prompt);
+  LoadedModel loaded = LoadModel(flags.model, ReadChatTemplate(flags.prompt));
+  const int64_t context = loaded.engine->context_tokens();
+  if (!flags.quiet) {
+    if (!loaded.tokenizer->has_chat_template()) {
+      Warn("the model has no chat template: plain completion");
+    }
+    if (isatty(STDIN_FILENO) == 1) {
+      Warn(fmt::format("{}, {} tokens of context; /help lists the commands", loaded.path,
+                       FormatCount(context)));
+    }
+  }
+  ChatSession session(&flags, &loaded);
+  session.AddDocuments(std::move(set));
+  return Repl(flags, session, context, json).Run();
+}
+
+}  // namespace
+
+void AddChatCommand(CLI::App& app, CommandContext& context) {
+  auto flags = std::make_shared<ChatFlags>();
+  CLI::App* command =
+      app.add_subcommand("chat", "Talk with a model, about documents if given; /help once inside");
+  AddPromptFlags(*command, flags->prompt);
+  AddModelFlags(*command, flags->model);
+  AddGenerationFlags(*command, flags->generation);
+  AddJsonFlag(*command, context);
+  command->add_flag("-q,--quiet", flags->quiet, "No progress bar, no notes")->group("Output");
+  command->footer(
+      "Example: a conversation over a folder (each later question reads only what is new)\n"
+      "  winnow chat -m model.gguf -f notes/");
+  command->callback([flags, &context] {
+    context.run = [flags, &context] { return Chat(*flags, context.json); };
+  });
+}
+
+}  // namespace winnow

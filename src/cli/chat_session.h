@@ -1,0 +1,53 @@
+// A conversation: its tokens so far, the documents for its next question, and what its turns cost.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/generation.h"
+#include "cli/run_record.h"
+
+namespace winnow {
+
+struct ChatFlags {
+  ModelFlags model;
+  PromptFlags prompt;
+  GenerationFlags generation;
+  bool quiet = false;
+};
+
+class ChatSession {
+ public:
+  // `flags` and `loaded` outlive the session.
+  ChatSession(const ChatFlags* flags, LoadedModel* loaded);
+
+  // Documents that the next question is asked about.
+  void AddDocuments(DocumentSet set);
+  // Forgets the conversation and its documents.
+  void Reset();
+
+  // One turn: submits the whole conversation and the question, which resumes at the pages that are
+  // resident. The answer goes to `stream` unless null. A turn that ends before its first token, or
+  // throws, leaves the conversation as it was.
+  RunRecord Ask(const std::string& question, Output* stream, const InterruptScope& interrupts);
+
+  int turns() const { return turns_; }
+  int64_t n_tokens() const { return static_cast<int64_t>(tokens_.size()); }
+  // The last answered turn, if there was one.
+  const std::optional<RunRecord>& last() const { return last_; }
+
+ private:
+  // The new turn alone, to be appended to tokens_.
+  Prompt NextTurn(const std::string& question) const;
+
+  const ChatFlags* flags_;
+  LoadedModel* loaded_;
+  std::vector<TokenId> tokens_;  // prompts and answers of the finished turns
+  DocumentSet pending_;
+  int turns_ = 0;
+  std::optional<RunRecord> last_;
+};
+
+}  // namespace winnow

@@ -1,0 +1,352 @@
+// The program as a whole: exit codes, messages, JSON, signals, pipes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/child_process.h"
+#include "testing/paths.h"
+
+namespace winnow {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::winnow::testing::ChildProcess;
+using ::winnow::testing::DefaultModelPath;
+using ::winnow::testing::Finished;
+using ::winnow::testing::RunWinnow;
+
+std::string WriteFile(const std::string& name, const std::string& content) {
+  static const std::string folder = testing::TemporaryFolder();
+  const fs::path path = fs::path(folder) / name;
+  std::ofstream(path, std::ios::binary) << content;
+  return path.string();
+}
+
+// About `n` words of plain English, no two sentences alike.
+std::string Prose(int n) {
+  constexpr const char* kWords[] = {"the",   "river", "carries", "old",  "letters",
+                                    "under", "seven", "bridges", "each", "winter"};
+  std::string text;
+  for (int i = 0; i < n; ++i) {
+    text += kWords[(i * 7 + i / 10) % 10];
+    text += i % 12 == 11 ? ". " : " ";
+  }
+  return text;
+}
+
+void ExpectUsageError(const Finished& result, const std::string& message) {
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(message));
+  EXPECT_THAT(result.out, IsEmpty());
+}
+
+TEST(Usage, HelpAndVersionSucceed) {
+  const Finished help = RunWinnow({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* name : {"run", "chat", "inspect", "bench", "Exit codes", "winnow run -f"}) {
+    EXPECT_THAT(help.out, HasSubstr(name));
+  }
+  for (const char* command : {"run", "chat", "inspect", "bench"}) {
+    const Finished command_help = RunWinnow({command, "--help"});
+    EXPECT_EQ(command_help.exit_code, 0);
+    EXPECT_THAT(command_help.out, AllOf(HasSubstr("Example"), HasSubstr("--json"))) << command;
+  }
+  const Finished version = RunWinnow({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.out, HasSubstr("winnow "));
+}
+
+TEST(Usage, WrongCommandsAndFlagsOfferTheNearest) {
+  ExpectUsageError(RunWinnow({}), "--help");
+  ExpectUsageError(RunWinnow({"rnu", "-p", "x"}), "did you mean 'run'?");
+  ExpectUsageError(RunWinnow({"run", "--treads", "2"}), "did you mean '--threads'?");
+  ExpectUsageError(RunWinnow({"run", "--max-token=3"}), "did you mean '--max-tokens'?");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--arm", "dence"}), "did you mean 'dense'?");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--peer", "llama.cp"}),
+                   "did you mean 'llama.cpp'?");
+}
+
+TEST(Usage, WrongValuesAreNamed) {
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "-t", "none"}), "--threads");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "-t", "0"}), "--threads");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-memory", "2X"}), "--kv-memory");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-type", "f61"}), "f61");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--temp", "-1", "--top-p", "2"}), "top");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--prompt-file", "y"}), "--prompt-file");
+}
+
+TEST(Usage, JsonErrorsAreObjects) {
+  const Finished result = RunWinnow({"run", "--json", "--treads", "2"});
+  EXPECT_EQ(result.exit_code, 2);
+  const json error = json::parse(result.out);
+  EXPECT_EQ(error.at("schema"), "winnow.error/1");
+  EXPECT_EQ(error.at("error").at("kind"), "usage");
+  EXPECT_THAT(error.at("error").at("message").get<std::string>(), HasSubstr("--treads"));
+  EXPECT_THAT(result.err, HasSubstr("--treads"));
+}
+
+TEST(BadInput, Models) {
+  const auto expect = [](const std::string& model, const std::string& message) {
+    for (const char* command : {"run", "inspect"}) {
+      std::vector<std::string> args = {command, "-m", model};
+      if (args.front() == "run") args.insert(args.end(), {"-p", "x"});
+      const Finished result = RunWinnow(args);
+      EXPECT_EQ(result.exit_code, 3) << result.err;
+      EXPECT_THAT(result.err, HasSubstr(message));
+    }
+  };
+  expect("/no/such/model.gguf", "/no/such/model.gguf");
+  expect("synthetic:llama-3.1-8b", "not part of this version");
+  expect(WriteFile("text.gguf", "This is not a model.\n"), "text.gguf");
+  expect(WriteFile("empty.gguf", ""), "empty.gguf");
+}
+
+TEST(BadInput, Documents) {
+  const Finished missing = RunWinnow({"run", "-f", "/no/such/file.txt", "-p", "x"});
+  EXPECT_EQ(missing.exit_code, 3);
+  EXPECT_THAT(missing.err, HasSubstr("/no/such/file.txt"));
+  const std::string binary = WriteFile("picture.bin", std::string("PNG\0\1\2\xff", 7));
+  const Finished only_binary = RunWinnow({"run", "-f", binary, "-p", "x"});
+  EXPECT_EQ(only_binary.exit_code, 3);
+  EXPECT_THAT(only_binary.err, HasSubstr("skipped " + binary));
+  const Finished strict = RunWinnow({"run", "--strict", "-f", binary, "-p", "x"});
+  EXPECT_EQ(strict.exit_code, 3);
+  EXPECT_THAT(strict.err, HasSubstr(binary));
+}
+
+TEST(BadInput, Questions) {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"run"}, {"run", "-p", ""}, {"run", "-p", "-"}}) {
+    const Finished empty = RunWinnow(args);
+    EXPECT_EQ(empty.exit_code, 3);
+    EXPECT_THAT(empty.err, HasSubstr("the prompt is empty"));
+  }
+  const Finished bytes = RunWinnow({"run", "-p", "caf\xe9"});
+  EXPECT_EQ(bytes.exit_code, 3);
+  EXPECT_THAT(bytes.err, HasSubstr("byte 0xe9 at offset 3"));
+  EXPECT_EQ(RunWinnow({"run", "--prompt-file", "/no/such"}).exit_code, 3);
+  EXPECT_EQ(RunWinnow({"run", "--prompt-file", "/tmp"}).exit_code, 3);
+}
+
+// Everything below needs a model that answers.
+class WithModel : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!DefaultModelPath().has_value()) GTEST_SKIP() << "the default model is absent";
+  }
+
+  static std::vector<std::string> Args(const std::string& command,
+                                       std::vector<std::string> more = {}) {
+    std::vector<std::string> args = {command, "-m", *DefaultModelPath()};
+    args.insert(args.end(), more.begin(), more.end());
+    return args;
+  }
+  static Finished Run(const std::vector<std::string>& more, const std::string& input = "") {
+    return RunWinnow(Args("run", more), input);
+  }
+};
+
+TEST_F(WithModel, AnswersOnStdoutAndReportsOnStderr) {
+  const Finished result = Run({"-p", "What is the capital of France?", "-n", "24"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Paris"));
+  EXPECT_THAT(result.out, Not(HasSubstr("prompt tokens")));
+  for (const char* row : {"prompt tokens", "time to first token", "ms a token", "memory", "KV"}) {
+    EXPECT_THAT(result.err, HasSubstr(row));
+  }
+  const Finished quiet = Run({"-p", "-", "-n", "24", "-q"}, "What is the capital of France?\n");
+  EXPECT_EQ(quiet.out, result.out);
+  EXPECT_THAT(quiet.err, IsEmpty());
+}
+
+TEST_F(WithModel, RunJsonHasEveryKey) {
+  const std::string note = WriteFile("note.txt", "The code word is heron.\n");
+  const std::string latin = WriteFile("latin.txt", "caf\xe9 au lait\n");
+  const Finished result =
+      Run({"--json", "-f", note, latin, "-p", "What is the code word?", "-n", "8"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  EXPECT_EQ(record.at("schema"), "winnow.run/1");
+  EXPECT_EQ(record.at("model"), *DefaultModelPath());
+  EXPECT_EQ(record.at("arm"), "auto");
+  EXPECT_EQ(record.at("arm_resolved"), "dense");
+  EXPECT_EQ(record.at("reused_tokens"), 0);
+  EXPECT_THAT(record.at("finish_reason").get<std::string>(), Not(IsEmpty()));
+  EXPECT_GT(record.at("ttft_ms").get<double>(), 0);
+  EXPECT_GT(record.at("tpot_ms").get<double>(), 0);
+  EXPECT_GT(record.at("kv_bytes").get<int64_t>(), 0);
+  EXPECT_GT(record.at("peak_rss_bytes").get<int64_t>(), record.at("kv_bytes").get<int64_t>());
+  EXPECT_TRUE(record.at("peer").is_null());
+  ASSERT_EQ(record.at("documents").size(), 1u);
+  const json& document = record.at("documents").at(0);
+  EXPECT_EQ(document.at("id"), note);
+  EXPECT_EQ(document.at("kept"), document.at("tokens"));
+  EXPECT_EQ(document.at("read"), document.at("tokens"));
+  EXPECT_TRUE(document.at("mass").is_null());
+  ASSERT_EQ(record.at("skipped").size(), 1u);
+  EXPECT_EQ(record.at("skipped").at(0).at("path"), latin);
+  EXPECT_EQ(record.at("prefill").at("tokens"), record.at("prompt_tokens"));
+  EXPECT_EQ(record.at("decode").at("bytes_read"), record.at("decode").at("bytes_dense"));
+  EXPECT_THAT(result.err, HasSubstr("skipped " + latin));
+}
+
+TEST_F(WithModel, SameSeedSameAnswer) {
+  const auto answer = [](const char* seed) {
+    return Run({"-p", "Tell me a story.", "-n", "24", "-q", "--temp", "1.5", "--seed", seed}).out;
+  };
+  const std::string first = answer("7");
+  EXPECT_EQ(first, answer("7"));
+  EXPECT_NE(first, answer("8"));
+}
+
+TEST_F(WithModel, StopStringEndsTheAnswer) {
+  const Finished result =
+      Run({"--json", "-p", "What is the capital of France?", "--stop", "Paris"});
+  const json record = json::parse(result.out);
+  EXPECT_EQ(record.at("finish_reason"), "stop_string");
+  EXPECT_THAT(record.at("text").get<std::string>(), Not(HasSubstr("Paris")));
+}
+
+TEST_F(WithModel, PromptLongerThanTheContextNamesBothLengths) {
+  const Finished result = Run({"--json", "-c", "64", "-p", Prose(300)});
+  EXPECT_EQ(result.exit_code, 3);
+  const std::string message = json::parse(result.out).at("error").at("message");
+  EXPECT_THAT(message, HasSubstr("64"));
+  EXPECT_THAT(message, ::testing::ContainsRegex("[1-9][0-9][0-9] "));
+}
+
+TEST_F(WithModel, TooLittleKvMemoryIsAResourceError) {
+  for (const char* size : {"1K", "1M"}) {
+    const Finished result = Run({"-p", Prose(300), "--kv-memory", size});
+    EXPECT_EQ(result.exit_code, 4) << size << result.err;
+  }
+}
+
+TEST_F(WithModel, TruncatedModelIsRefused) {
+  std::ifstream in(*DefaultModelPath(), std::ios::binary);
+  std::string head(4 << 20, '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  for (const size_t size : {head.size(), size_t{100}}) {
+    const std::string path = WriteFile("truncated.gguf", head.substr(0, size));
+    for (const char* command : {"run", "inspect"}) {
+      std::vector<std::string> args = {command, "-m", path};
+      if (args.front() == "run") args.insert(args.end(), {"-p", "x"});
+      const Finished result = RunWinnow(args);
+      EXPECT_EQ(result.exit_code, 3) << result.err;
+      EXPECT_THAT(result.err, HasSubstr("truncated.gguf"));
+    }
+  }
+}
+
+TEST_F(WithModel, InterruptInMidPrefillKeepsARecord) {
+  const std::string book = WriteFile("book.txt", Prose(5000));
+  for (const int signal : {SIGINT, SIGTERM}) {
+    ChildProcess child(Args("run", {"--json", "-f", book, "-p", "Sum up."}), true);
+    ASSERT_TRUE(child.WaitForError("reading ["));
+    child.Signal(signal);
+    const Finished result = child.Finish();
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    const json record = json::parse(result.out);
+    EXPECT_EQ(record.at("finish_reason"), "cancelled");
+    EXPECT_TRUE(record.at("ttft_ms").is_null());
+    EXPECT_THAT(result.err, HasSubstr("tokens/s"));
+  }
+}
+
+TEST_F(WithModel, InterruptInMidAnswerKeepsTheText) {
+  ChildProcess child(Args("run", {"-p", "Write a long story.", "-n", "2000"}));
+  ASSERT_TRUE(child.WaitForOutput(20));
+  child.Signal(SIGINT);
+  const Finished result = child.Finish();
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_GE(result.out.size(), 20u);
+  EXPECT_THAT(result.err, HasSubstr("prompt tokens"));
+}
+
+TEST_F(WithModel, ClosedPipeEndsQuietly) {
+  ChildProcess child(Args("run", {"-p", "Write a long story.", "-n", "2000", "-q"}));
+  ASSERT_TRUE(child.WaitForOutput(10));
+  child.CloseOutput();
+  const Finished result = child.Finish();
+  EXPECT_EQ(result.exit_code, 141);
+  EXPECT_THAT(result.err, IsEmpty());
+}
+
+TEST_F(WithModel, ChatKeepsItsPages) {
+  const std::string note = WriteFile("notes.txt", Prose(120));
+  const Finished result =
+      RunWinnow(Args("chat", {"--json", "-f", note, "-n", "40"}),
+                "What is this about?\n/stats\nSay it in one word.\n/reset\nHello!\n");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::vector<json> turns;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) turns.push_back(json::parse(line));
+  ASSERT_EQ(turns.size(), 3u);
+  EXPECT_EQ(turns[0].at("schema"), "winnow.chat/1");
+  EXPECT_EQ(turns[0].at("turn"), 1);
+  EXPECT_EQ(turns[1].at("turn"), 2);
+  EXPECT_EQ(turns[2].at("turn"), 1);
+  EXPECT_EQ(turns[0].at("documents").size(), 1u);
+  // The second turn's prompt is the first one, its answer and the new question; all whole pages (32
+  // tokens) of what was stored are found again, the last drawn token never was stored.
+  const int64_t stored = turns[0].at("prompt_tokens").get<int64_t>() +
+                         static_cast<int64_t>(turns[0].at("tokens").size()) - 1;
+  EXPECT_GT(turns[1].at("prompt_tokens").get<int64_t>(), stored);
+  EXPECT_EQ(turns[1].at("reused_tokens").get<int64_t>(), stored / 32 * 32);
+  EXPECT_THAT(result.err, HasSubstr("prompt tokens"));
+}
+
+TEST_F(WithModel, ChatCommandsAndErrors) {
+  const std::string note = WriteFile("heron.txt", "The code word is heron.\n");
+  const Finished result =
+      RunWinnow(Args("chat", {"-n", "16"}), "/help\n/ad x\n/add /no/such\n/add " + note +
+                                                "\nWhat is the code word?\n/add " + note +
+                                                "\nAgain?\n/quit\nnever read\n");
+  EXPECT_EQ(result.exit_code, 2);  // of the first failure
+  EXPECT_THAT(result.err, AllOf(HasSubstr("/reset"), HasSubstr("did you mean '/add'?"),
+                                HasSubstr("/no/such"), HasSubstr("1 document(s)")));
+  EXPECT_THAT(result.out, HasSubstr("heron"));
+}
+
+TEST_F(WithModel, InspectDescribesTheModel) {
+  const Finished text = RunWinnow({"inspect", *DefaultModelPath()});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("llama"), HasSubstr("8,192"), HasSubstr("not measured")));
+  const Finished result = RunWinnow(Args("inspect", {"--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json info = json::parse(result.out);
+  EXPECT_EQ(info.at("schema"), "winnow.inspect/1");
+  EXPECT_EQ(info.at("architecture"), "llama");
+  EXPECT_EQ(info.at("context_tokens"), 8192);
+  EXPECT_EQ(info.at("layers"), 30);
+  // 30 layers, 3 KV heads of 64, keys and values, two bytes each.
+  EXPECT_EQ(info.at("kv_bytes_per_token").at("f16"), 30 * 3 * 64 * 2 * 2);
+  EXPECT_TRUE(info.at("chat_template").get<bool>());
+}
+
+TEST_F(WithModel, PeerIsReportedBesideUs) {
+  const Finished result = Run({"--json", "-p", Prose(200), "-n", "8", "--peer", "llama.cpp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  const json& peer = record.at("peer");
+  EXPECT_EQ(peer.at("engine"), "llama.cpp");
+  EXPECT_EQ(peer.at("prompt_tokens"), record.at("prompt_tokens"));
+  EXPECT_GT(peer.at("ttft_ms").get<double>(), 0);
+  EXPECT_GT(peer.at("tpot_ms").get<double>(), 0);
+  EXPECT_GT(peer.at("buffer_bytes").get<int64_t>(), peer.at("kv_bytes").get<int64_t>());
+}
+
+}  // namespace
+}  // namespace winnow

@@ -1,0 +1,78 @@
+// What people read: numbers, the progress line, the closing table; and JSON that never throws.
+#include "cli/output.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/progress.h"
+#include "cli/run_record.h"
+
+namespace winnow {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Format, Counts) {
+  EXPECT_EQ(FormatCount(0), "0");
+  EXPECT_EQ(FormatCount(999), "999");
+  EXPECT_EQ(FormatCount(1000), "1,000");
+  EXPECT_EQ(FormatCount(1234567), "1,234,567");
+  EXPECT_EQ(FormatCount(-123456), "-123,456");
+}
+
+TEST(Format, BytesAndSeconds) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(uint64_t{156} << 20), "156 MiB");
+  EXPECT_EQ(FormatBytes(uint64_t{5} << 40), "5.0 TiB");
+  EXPECT_EQ(FormatSeconds(0.416), "0.42 s");
+  EXPECT_EQ(FormatSeconds(73.04), "73.0 s");
+}
+
+TEST(Json, InvalidUtf8IsReplaced) {
+  EXPECT_EQ(DumpJson({{"text", "caf\xe9"}}, /*indent=*/false), "{\"text\":\"caf\xef\xbf\xbd\"}");
+}
+
+TEST(Progress, Line) {
+  EXPECT_EQ(
+      FormatProgress({.tokens_done = 512, .tokens_total = 2048, .seconds = 2}),
+      "reading [######                  ]  25 %  512 of 2,048 tokens, 256 tokens/s, 6 s left");
+  // Nothing to divide by.
+  EXPECT_THAT(FormatProgress({}), AllOf(HasSubstr("  0 %"), Not(HasSubstr("tokens/s"))));
+  EXPECT_THAT(FormatProgress({.tokens_done = 8, .tokens_total = 8, .seconds = 1}),
+              HasSubstr("[########################] 100 %"));
+}
+
+TEST(Table, ShowsThePeerAndTheRatio) {
+  RunRecord record;
+  record.result.prompt_tokens = 6812;
+  record.result.ttft_seconds = 8;
+  record.result.decode_seconds = 0.1;
+  record.result.tokens = {1, 2, 3};
+  EXPECT_THAT(FormatTable(record),
+              AllOf(ContainsRegex("prompt tokens +6,812\n"), ContainsRegex("ms a token +50.0\n"),
+                    Not(HasSubstr("llama.cpp"))));
+  record.peer = {
+      .prompt_tokens = 6812, .ttft_seconds = 10, .decode_steps = 2, .decode_seconds = 0.15};
+  EXPECT_THAT(FormatTable(record),
+              AllOf(ContainsRegex("time to first token +8.00 s +10.0 s +1.25 x\n"),
+                    ContainsRegex("ms a token +50.0 +75.0 +1.50 x\n")));
+}
+
+TEST(Table, WhatIsUnknownIsNull) {
+  RunRecord record;
+  record.arm = "dense";
+  record.result.finish_reason = FinishReason::kCancelled;
+  const nlohmann::ordered_json json = ToJson(record);
+  EXPECT_TRUE(json.at("ttft_ms").is_null());
+  EXPECT_TRUE(json.at("tpot_ms").is_null());
+  EXPECT_TRUE(json.at("peer").is_null());
+  EXPECT_EQ(json.at("finish_reason"), "cancelled");
+}
+
+}  // namespace
+}  // namespace winnow

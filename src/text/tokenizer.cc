@@ -1,0 +1,189 @@
+#include "text/tokenizer.h"
+
+#include <llama.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <utility>
+
+#include "core/check.h"
+#include "core/error.h"
+
+// llama.cpp's common; the headers of its Jinja define functions that not every includer uses.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "chat.h"
+#include "log.h"
+#pragma GCC diagnostic pop
+
+namespace winnow {
+namespace {
+
+// Where this thread's llama.cpp errors go while it loads a file; elsewhere they are dropped, since
+// a library does not print.
+thread_local std::string* captured_errors = nullptr;
+
+void CaptureErrors(ggml_log_level level, const char* text, void* /*user_data*/) {
+  if (level == GGML_LOG_LEVEL_ERROR && captured_errors != nullptr) *captured_errors += text;
+}
+
+void SilenceLlamaOnce() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    llama_log_set(CaptureErrors, nullptr);
+    common_log_set_verbosity_thold(-1);  // below every level: its logger thread never starts
+  });
+}
+
+// llama.cpp's first error line, without the function name that it puts in front.
+std::string FirstError(const std::string& errors) {
+  std::string line = errors.substr(0, errors.find('\n'));
+  const size_t name_end = line.find(": ");
+  if (name_end != std::string::npos && line.find(' ') > name_end) line.erase(0, name_end + 2);
+  return line.empty() ? "not a model that llama.cpp can read" : line;
+}
+
+void CheckReadable(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    Throw(ErrorKind::kInput, "{}: a folder, not a GGUF file", path);
+  }
+  if (!std::ifstream(path, std::ios::binary)) {
+    Throw(ErrorKind::kInput, "{}: cannot be read: {}", path, std::strerror(errno));
+  }
+}
+
+struct ModelDeleter {
+  void operator()(llama_model* model) const { llama_model_free(model); }
+};
+using ModelPtr = std::unique_ptr<llama_model, ModelDeleter>;
+
+ModelPtr LoadVocabulary(const std::string& path) {
+  llama_model_params params = llama_model_default_params();
+  params.vocab_only = true;
+  params.n_gpu_layers = 0;
+  std::string errors;
+  captured_errors = &errors;
+  ModelPtr model(llama_model_load_from_file(path.c_str(), params));
+  captured_errors = nullptr;
+  if (model == nullptr) Throw(ErrorKind::kInput, "{}: {}", path, FirstError(errors));
+  if (llama_vocab_type(llama_model_get_vocab(model.get())) == LLAMA_VOCAB_TYPE_NONE) {
+    Throw(ErrorKind::kInput, "{}: the file holds no tokenizer", path);
+  }
+  return model;
+}
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  std::string path;
+  ModelPtr model;
+  const llama_vocab* vocab = nullptr;
+  bool has_chat_template = false;
+  common_chat_templates_ptr templates;  // null without a template, or with one that does not parse
+};
+
+Tokenizer::Tokenizer() : impl_(std::make_unique<Impl>()) {}
+Tokenizer::~Tokenizer() = default;
+
+std::unique_ptr<Tokenizer> Tokenizer::Load(const std::string& gguf_path,
+                                           const TokenizerOptions& options) {
+  SilenceLlamaOnce();
+  CheckReadable(gguf_path);
+  std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
+  Impl& impl = *tokenizer->impl_;
+  impl.path = gguf_path;
+  impl.model = LoadVocabulary(gguf_path);
+  impl.vocab = llama_model_get_vocab(impl.model.get());
+  // Asked of the file: llama.cpp's common silently takes ChatML where there is none.
+  impl.has_chat_template = !options.chat_template.empty() ||
+                           llama_model_chat_template(impl.model.get(), nullptr) != nullptr;
+  if (!impl.has_chat_template) return tokenizer;
+  try {
+    impl.templates = common_chat_templates_init(impl.model.get(), options.chat_template);
+  } catch (const std::exception&) {  // sliced by llama.cpp: the reason is lost
+    if (!options.chat_template.empty()) {
+      Throw(ErrorKind::kInput, "the chat template given for {} is not valid Jinja", gguf_path);
+    }
+  }
+  return tokenizer;
+}
+
+int Tokenizer::vocabulary() const { return llama_vocab_n_tokens(impl_->vocab); }
+
+const llama_vocab* Tokenizer::vocab() const { return impl_->vocab; }
+
+std::vector<TokenId> Tokenizer::Encode(std::string_view text, bool add_special,
+                                       bool parse_special) const {
+  constexpr size_t kMaxBytes = size_t{1} << 30;  // llama.cpp counts in int32_t
+  if (text.size() > kMaxBytes) {
+    Throw(ErrorKind::kInput, "a text of {} bytes is too long: at most {} can be tokenised at once",
+          text.size(), kMaxBytes);
+  }
+  // A token is at least one byte but for BOS, EOS and a space put in front; normalising
+  // vocabularies may need more, which the first call then says.
+  std::vector<TokenId> tokens(text.size() + 3);
+  for (;;) {
+    const int32_t n =
+        llama_tokenize(impl_->vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                       static_cast<int32_t>(tokens.size()), add_special, parse_special);
+    tokens.resize(n < 0 ? -static_cast<int64_t>(n) : n);
+    if (n >= 0) return tokens;
+  }
+}
+
+std::string Tokenizer::Piece(TokenId token, bool special) const {
+  WINNOW_CHECK(token >= 0 && token < vocabulary(), "token {} of {}", token, vocabulary());
+  std::string piece(32, '\0');
+  for (;;) {
+    const int32_t n = llama_token_to_piece(impl_->vocab, token, piece.data(),
+                                           static_cast<int32_t>(piece.size()), 0, special);
+    piece.resize(n < 0 ? -n : n);
+    if (n >= 0) return piece;
+  }
+}
+
+std::string Tokenizer::Decode(const std::vector<TokenId>& tokens) const {
+  std::string text;
+  for (const TokenId token : tokens) text += Piece(token);
+  return text;
+}
+
+bool Tokenizer::IsEndOfGeneration(TokenId token) const {
+  return llama_vocab_is_eog(impl_->vocab, token);
+}
+
+TokenId Tokenizer::bos_to_add() const {
+  return llama_vocab_get_add_bos(impl_->vocab) ? llama_vocab_bos(impl_->vocab) : -1;
+}
+
+bool Tokenizer::has_chat_template() const { return impl_->has_chat_template; }
+
+std::string Tokenizer::ApplyChatTemplate(const std::vector<ChatMessage>& messages,
+                                         bool add_generation_prompt) const {
+  WINNOW_CHECK(has_chat_template());
+  if (impl_->templates == nullptr) {
+    Throw(ErrorKind::kInput,
+          "{}: the model's chat template is not valid Jinja; give another one, or use none",
+          impl_->path);
+  }
+  common_chat_templates_inputs inputs;
+  inputs.use_jinja = true;
+  inputs.add_generation_prompt = add_generation_prompt;
+  for (const ChatMessage& message : messages) {
+    common_chat_msg& target = inputs.messages.emplace_back();
+    target.role = message.role;
+    target.content = message.content;
+  }
+  try {
+    return common_chat_templates_apply(impl_->templates.get(), inputs).prompt;
+  } catch (const std::exception& error) {
+    Throw(ErrorKind::kInput, "{}: the chat template fails: {}", impl_->path, error.what());
+  }
+}
+
+}  // namespace winnow
