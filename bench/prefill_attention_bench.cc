@@ -1,7 +1,8 @@
 // Prefill attention against the peak of f32 multiply-adds on the same threads.
 //
-// One multiply-add counts as two operations, only visible pairs of query and token count, and peak and
-// attention alternate. `prefill_attention_bench [--threads N] [--repetitions N] [--filter TEXT]`.
+// One multiply-add counts as two operations, only visible pairs of query and token count, and peak
+// and attention alternate. `prefill_attention_bench [--threads N] [--repetitions N] [--filter
+// TEXT]`.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -41,8 +42,8 @@ constexpr int kPeakChains = 12;  // enough to cover two ports of latency 5
 constexpr int64_t kPeakSteps = 2'000'000;
 constexpr double kPeakOperations = 2.0 * kPeakSteps * kPeakChains * kPeakLanes;
 
-// Twelve chains of x = x·a + b that start apart, lest the compiler see one. Returns something of the
-// result so that it is computed.
+// Twelve chains of x = x·a + b that start apart, lest the compiler see one. Returns something of
+// the result so that it is computed.
 WINNOW_PEAK_CLONES float MultiplyAdds(float a, float b) {
   PeakVector x[kPeakChains];
   for (int i = 0; i < kPeakChains; ++i) x[i] = PeakVector{} + static_cast<float>(i);
@@ -103,13 +104,12 @@ void Run(ThreadPool& pool, const Case& c, int repetitions) {
   const std::vector<int64_t> begin(static_cast<size_t>(c.chunk), 0);
   std::vector<int64_t> end(begin.size());
   std::iota(end.begin(), end.end(), c.depth + 1);
-  const PrefillAttentionParams params{
-      .q = {q.data(), {c.chunk, c.query_heads, c.head_dim}},
-      .out = {out.data(), {c.chunk, c.query_heads, c.head_dim}},
-      .kv = cache.View(),
-      .begin = begin,
-      .end = end,
-      .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
+  const PrefillAttentionParams params{.q = {q.data(), {c.chunk, c.query_heads, c.head_dim}},
+                                      .out = {out.data(), {c.chunk, c.query_heads, c.head_dim}},
+                                      .kv = cache.View(),
+                                      .begin = begin,
+                                      .end = end,
+                                      .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
   PrefillWorkspace workspace;
   std::atomic<float> sink = 0;
 

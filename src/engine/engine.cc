@@ -380,7 +380,7 @@ void Engine::Impl::TakeToken(Sequence* sequence, std::span<const float> row_logi
   }
   if (static_cast<int64_t>(s.generated.size()) >= s.request.max_new_tokens) {
     Finish(sequence, FinishReason::kMaxTokens);
-  } else if (s.n_stored() + 1 >= context_tokens) {
+  } else if (s.n_stored() >= context_tokens) {
     Finish(sequence, FinishReason::kContextFull);
   }
 }

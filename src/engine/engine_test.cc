@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "kv/page_layout.h"
 #include "testing/fake_backbone.h"
 
 namespace winnow {

@@ -16,12 +16,12 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Adding 1.5·2^23 leaves the nearest integer in the low mantissa bits; with the exponent bias added as
-// well, those bits shifted left by 23 are the float 2^n.
+// Adding 1.5·2^23 leaves the nearest integer in the low mantissa bits; with the exponent bias added
+// as well, those bits shifted left by 23 are the float 2^n.
 inline constexpr float kExpRounder = 12582912.0f + 127.0f;
 
-// 2^x for x in [-126, 1], relative error below 2^-23; exactly 1 at 0, 0 below -126 and at -inf, NaN at
-// NaN. The polynomial is 1 + f·q(f), minimax in relative error on [-1/2, 1/2] (Remez: 2.6e-9). A
+// 2^x for x in [-126, 1], relative error below 2^-23; exactly 1 at 0, 0 below -126 and at -inf, NaN
+// at NaN. The polynomial is 1 + f·q(f), minimax in relative error on [-1/2, 1/2] (Remez: 2.6e-9). A
 // degree less costs 3.6 ulp, since the constant term must stay 1.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V FastExp2(D df, V x) {
@@ -40,8 +40,9 @@ HWY_INLINE V FastExp2(D df, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)), hn::Mul(p, power));
 }
 
-// e^x for x in [-87, 1], relative error below 1.5·2^-23; exactly 1 at 0, 0 below -87 and at -inf, NaN at
-// NaN. ln 2 is split in two (Cody and Waite) so that the reduction is exact with and without FMA.
+// e^x for x in [-87, 1], relative error below 1.5·2^-23; exactly 1 at 0, 0 below -87 and at -inf,
+// NaN at NaN. ln 2 is split in two (Cody and Waite) so that the reduction is exact with and without
+// FMA.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V FastExp(D df, V x) {
   const hn::RebindToUnsigned<D> du;

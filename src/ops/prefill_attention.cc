@@ -27,16 +27,15 @@ void CheckParams(const PrefillAttentionParams& params) {
   for (int64_t t = 0; t < n_queries; ++t) {
     WINNOW_CHECK(0 <= params.begin[t] && params.begin[t] <= params.end[t] &&
                      params.end[t] <= params.kv.n_tokens,
-                 "query {}: [{}, {}) of {}", t, params.begin[t], params.end[t],
-                 params.kv.n_tokens);
-    WINNOW_CHECK(t == 0 || (params.begin[t - 1] <= params.begin[t] &&
-                            params.end[t - 1] <= params.end[t]),
-                 "ranges fall at query {}", t);
+                 "query {}: [{}, {}) of {}", t, params.begin[t], params.end[t], params.kv.n_tokens);
+    WINNOW_CHECK(
+        t == 0 || (params.begin[t - 1] <= params.begin[t] && params.end[t - 1] <= params.end[t]),
+        "ranges fall at query {}", t);
   }
 }
 
-// Queries of a task: as many as leave each thread about four tasks, for balance, within the limits on rows.
-// A row's result does not depend on it.
+// Queries of a task: as many as leave each thread about four tasks, for balance, within the limits
+// on rows. A row's result does not depend on it.
 int64_t BlockQueries(int64_t n_queries, int64_t group, int kv_heads, int n_threads) {
   constexpr int64_t kTasksPerThread = 4;
   const int64_t rows = n_queries * group * kv_heads / (kTasksPerThread * n_threads);
@@ -47,8 +46,8 @@ int64_t BlockQueries(int64_t n_queries, int64_t group, int kv_heads, int n_threa
   return std::clamp<int64_t>(block, 1, n_queries);
 }
 
-// Late queries first: under a causal mask they see the most, and the last tasks to be handed out should
-// be short.
+// Late queries first: under a causal mask they see the most, and the last tasks to be handed out
+// should be short.
 std::vector<PrefillTask> MakeTasks(int64_t n_queries, int64_t block, int kv_heads) {
   std::vector<PrefillTask> tasks;
   for (int64_t end = n_queries; end > 0; end = std::max<int64_t>(0, end - block)) {

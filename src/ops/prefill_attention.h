@@ -1,4 +1,5 @@
-// Dense causal attention of a chunk of new tokens over paged keys and values (flash attention on the CPU).
+// Dense causal attention of a chunk of new tokens over paged keys and values (flash attention on
+// the CPU).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ struct PrefillAttentionParams {
   TensorView<const float, 3> q;  // [T, H, D], not yet scaled
   TensorView<float, 3> out;      // [T, H, D]
   PagedKv kv;                    // one layer, K heads; the chunk's own tokens are already appended
-  // Query t attends to tokens [begin[t], end[t]) of kv, [T] each. Both are non-decreasing: positions
-  // grow along a layer, so a causal mask or a window is always such a range.
+  // Query t attends to tokens [begin[t], end[t]) of kv, [T] each. Both are non-decreasing:
+  // positions grow along a layer, so a causal mask or a window is always such a range.
   std::span<const int64_t> begin;
   std::span<const int64_t> end;
   float scale = 1.0f;

@@ -1,11 +1,11 @@
-// Flash attention (Dao et al. 2022) with the roles of the operands turned round: lanes are query rows,
-// so keys and values are used as they lie in the cache. Scores = K·Qᵀ and outᵀ = Vᵀ·P are one kind of
-// product, a scalar of K or V times vectors of rows, and maxima and sums over tokens need no sums over
-// lanes. Only queries and results are transposed, once a task.
+// Flash attention (Dao et al. 2022) with the roles of the operands turned round: lanes are query
+// rows, so keys and values are used as they lie in the cache. Scores = K·Qᵀ and outᵀ = Vᵀ·P are one
+// kind of product, a scalar of K or V times vectors of rows, and maxima and sums over tokens need
+// no sums over lanes. Only queries and results are transposed, once a task.
 //
-// Each lane computes the same sums in the same order whatever its neighbours are, and tiles of tokens
-// start at multiples of kTileTokens of the sequence: a row does not depend on the chunk, block or
-// thread it was computed in.
+// Each lane computes the same sums in the same order whatever its neighbours are, and tiles of
+// tokens start at multiples of kTileTokens of the sequence: a row does not depend on the chunk,
+// block or thread it was computed in.
 #include "ops/prefill_attention_cpu.h"
 
 #include <algorithm>
@@ -38,11 +38,10 @@ constexpr int64_t RoundUp(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Where a task's data lie in its scratch, all row-major. Panels are runs of query rows that the kernel
-// computes together; `width` is the number of rows of one.
+// Where a task's data lie in its scratch, all row-major. Panels are runs of query rows that the
+// kernel computes together; `width` is the number of rows of one.
 struct Scratch {
-  Scratch(float* base, int64_t rows, int64_t head_dim)
-      : stride(RoundUp(head_dim, kMaxLanes)) {
+  Scratch(float* base, int64_t rows, int64_t head_dim) : stride(RoundUp(head_dim, kMaxLanes)) {
     const int64_t padded_rows = RoundUp(rows, kPrefillRowUnit);
     const auto take = [&](int64_t n) {
       float* const p = base == nullptr ? nullptr : base + floats;
@@ -86,9 +85,10 @@ using prefill::kTileTokens;
 using prefill::RoundUp;
 using prefill::Scratch;
 
-// Register blocking: kBlockRows × kPanelVectors accumulators, the vectors of one step and one broadcast
-// scalar: 8·3 + 3 + 1 of 32 registers, 4·3 + 3 + 1 of 16. Each step then loads fewer operands than it
-// multiplies, and more accumulators are in flight than two FMA ports of latency 4 or 5 need.
+// Register blocking: kBlockRows × kPanelVectors accumulators, the vectors of one step and one
+// broadcast scalar: 8·3 + 3 + 1 of 32 registers, 4·3 + 3 + 1 of 16. Each step then loads fewer
+// operands than it multiplies, and more accumulators are in flight than two FMA ports of latency 4
+// or 5 need.
 constexpr int kBlockRows = kVectorRegisters == 32 ? 8 : 4;
 constexpr int kPanelVectors = 3;
 constexpr int64_t kPanelRows = kPanelVectors * static_cast<int64_t>(kLanes);
@@ -184,8 +184,8 @@ class Task {
             .all_end = params_.end[first]};
   }
 
-  // Transposes and scales the panel's queries and starts its rows. Lanes after the last row hold zero
-  // queries that see nothing.
+  // Transposes and scales the panel's queries and starts its rows. Lanes after the last row hold
+  // zero queries that see nothing.
   void Pack(const Panel& panel) {
     const int64_t width = panel.vectors * static_cast<int64_t>(kLanes);
     const float scale = params_.scale * std::numbers::log2e_v<float>;

@@ -9,8 +9,8 @@
 namespace winnow {
 
 // Rows of a task (a row is one query of one query head). More rows share one conversion of keys and
-// values to f32, which takes 16% of the time at 96 rows and 6% at 384, mostly waiting for the cache; fewer
-// make more tasks. Both are multiples of what every instruction set computes together.
+// values to f32, which takes 16% of the time at 96 rows and 6% at 384, mostly waiting for the
+// cache; fewer make more tasks. Both are multiples of what every instruction set computes together.
 inline constexpr int64_t kMinPrefillTaskRows = 96;
 inline constexpr int64_t kMaxPrefillTaskRows = 384;
 inline constexpr int64_t kPrefillRowUnit = 48;
@@ -25,8 +25,8 @@ struct PrefillTask {
 // Floats of scratch that a task of up to `rows` rows needs on any instruction set.
 int64_t PrefillScratchFloats(int64_t rows, int64_t head_dim);
 
-// Writes out and log_mass of the task's rows. `scratch` is 64-byte aligned and as large as said above;
-// its contents do not matter. The caller checked the parameters.
+// Writes out and log_mass of the task's rows. `scratch` is 64-byte aligned and as large as said
+// above; its contents do not matter. The caller checked the parameters.
 void RunPrefillTask(const PrefillAttentionParams& params, const PrefillTask& task,
                     std::span<float> scratch);
 

@@ -75,8 +75,8 @@ void ExpectSound(const Tokenizer& tokenizer, const std::string& text, int limit,
     ASSERT_EQ(said, bytes);
   }
   EXPECT_EQ(token, static_cast<int64_t>(result.tokens.size()));
-  if (!result.chunks.empty()) EXPECT_EQ(byte, static_cast<int64_t>(text.size()));
-  if (exact) EXPECT_EQ(result.chunks.empty(), text.empty());
+  EXPECT_TRUE(result.chunks.empty() || byte == static_cast<int64_t>(text.size())) << byte;
+  EXPECT_TRUE(!exact || result.chunks.empty() == text.empty());
 }
 
 std::string RandomText(Rng* rng, int n_parts) {
@@ -98,18 +98,22 @@ class SplitIntoChunksTest : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     tokenizer_ = SharedTokenizer(GetParam());
     if (tokenizer_ == nullptr) GTEST_SKIP() << "the vocabulary is absent";
-    // BERT's vocabularies lower-case, strip accents and drop spaces: the piecewise way.
-    exact_ = std::string(GetParam()).find("bert") == std::string::npos;
+  }
+  // Whether tokens say the text's very bytes. BERT's vocabularies lower-case, strip accents and drop
+  // spaces; SentencePiece's write a space as U+2581 and so take the one for the other.
+  bool Exact(const std::string& text) const {
+    const std::string name = GetParam();
+    if (name == "bert-bge") return false;
+    return (name != "llama-spm" && name != "phi-3") || text.find("▁") == std::string::npos;
   }
   const Tokenizer* tokenizer_ = nullptr;
-  bool exact_ = true;
 };
 
 TEST_P(SplitIntoChunksTest, CoversRandomTexts) {
   Rng rng(2);
   for (int round = 0; round < 60; ++round) {
     const std::string text = RandomText(&rng, 1 + static_cast<int>(rng.Below(120)));
-    for (int limit : {1, 2, 3, 5, 8, 17, 96}) ExpectSound(*tokenizer_, text, limit, exact_);
+    for (int limit : {1, 2, 3, 5, 8, 17, 96}) ExpectSound(*tokenizer_, text, limit, Exact(text));
   }
 }
 
@@ -130,9 +134,9 @@ TEST_P(SplitIntoChunksTest, CoversOddTexts) {
                                           "One. Two. Three.\n\nFour."};
   for (const std::string& text : texts) {
     for (int limit = 1; limit <= 40; limit += text.size() > 100 ? 13 : 1) {
-      ExpectSound(*tokenizer_, text, limit, exact_);
+      ExpectSound(*tokenizer_, text, limit, Exact(text));
     }
-    ExpectSound(*tokenizer_, text, 1 << 20, exact_);
+    ExpectSound(*tokenizer_, text, 1 << 20, Exact(text));
   }
 }
 
