@@ -1,7 +1,7 @@
 # Every target works from a fresh clone: it installs and downloads what is missing (scripts/), and
 # with nothing changed only looks. `build` is a link to this processor's build-<key>/.
 .DEFAULT_GOAL := build
-.PHONY: asan bench build clean demo deps dist help install lint packages test
+.PHONY: asan bench build clean demo deps dist format help install lint packages test
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -32,11 +32,16 @@ lint: deps  ## clang-format, layering, clang-tidy
 	@scripts/build.sh native
 	@scripts/lint.sh
 
+format: packages  ## let clang-format rewrite what it would complain about
+	@scripts/install-packages.sh lint
+	@scripts/lint.sh --format
+
 bench: build  ## measure against llama.cpp on the default model
 	@build/bin/winnow bench -m default --peer llama.cpp $(BENCH_FLAGS)
 
 dist: deps  ## a portable archive in build-dist/
-	@scripts/build.sh dist package
+	@scripts/build.sh dist programs
+	@cd build-dist && cpack
 
 install: build  ## into $(DESTDIR)$(PREFIX)
 	@cmake --install build --prefix "$(PREFIX)" --component winnow

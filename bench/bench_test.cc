@@ -1,8 +1,10 @@
-// The runner's rows, with a backbone in plain loops.
+// The runner's rows, with a backbone in plain loops and with tiny models that libllama loads too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -10,8 +12,12 @@
 
 #include "bench/bench_runner.h"
 #include "bench/bench_side.h"
+#include "bench/peer_llama.h"
 #include "core/error.h"
+#include "core/rng.h"
 #include "testing/fake_backbone.h"
+#include "testing/paths.h"
+#include "testing/tiny_gguf.h"
 
 namespace winnow {
 namespace {
@@ -23,7 +29,7 @@ constexpr const char* kFields[] = {
     "n_depth", "n_batch",    "avg_ts",      "median_ts",      "stddev_ts",  "samples_ts",
     "ttft_ms", "bytes_read", "bytes_dense", "peak_rss_bytes", "flash_attn", "kv_unified"};
 
-void NoProgress(std::string_view /*what*/) {}
+constexpr auto NoProgress = [](std::string_view /*what*/) {};
 
 BenchOptions SmallOptions() {
   BenchOptions options;
@@ -118,6 +124,112 @@ TEST_F(BenchRunner, RefusesWhatCannotBeMeasured) {
   options = SmallOptions();
   options.arms = {"dens"};
   EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("dense"));
+}
+
+class TinyModel : public ::testing::Test {
+ protected:
+  TinyModel() : path_(testing::TemporaryFolder() + "/tiny.gguf") {
+    testing::WriteTinyGguf(path_, {});
+  }
+
+  static std::vector<int32_t> Tokens(int n) {
+    Rng rng(7);
+    std::vector<int32_t> tokens(n);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(3 + rng.Below(200));
+    return tokens;
+  }
+
+  std::string path_;
+  ThreadPool pool_{2};
+};
+
+using PeerLlamaTest = TinyModel;
+
+TEST_F(PeerLlamaTest, GivesLogitsOfEveryPositionInOrder) {
+  PeerModel model(path_, 2, &pool_);
+  EXPECT_EQ(model.vocabulary(), testing::TinyVocabulary());
+  PeerLlama peer(&model, {.context_tokens = 64});
+  const std::vector<int32_t> tokens = Tokens(50);
+  std::vector<std::vector<float>> rows;
+  const auto keep = [&](int64_t position, std::span<const float> logits) {
+    EXPECT_EQ(position, static_cast<int64_t>(rows.size()));
+    rows.emplace_back(logits.begin(), logits.end());
+  };
+  // In two parts: a context goes on where it stopped.
+  peer.PrefillWithLogits(0, std::span(tokens).first(20), keep);
+  peer.PrefillWithLogits(0, std::span(tokens).subspan(20), keep);
+  ASSERT_EQ(rows.size(), 50u);
+  EXPECT_EQ(rows[0].size(), static_cast<size_t>(testing::TinyVocabulary()));
+
+  peer.Clear();
+  const int32_t next = peer.Prefill(0, tokens).next_token;
+  const auto best = std::max_element(rows.back().begin(), rows.back().end());
+  EXPECT_EQ(next, static_cast<int32_t>(best - rows.back().begin()));
+}
+
+TEST_F(PeerLlamaTest, DecodesSequencesAsIfAlone) {
+  PeerModel model(path_, 2, &pool_);
+  const std::vector<int32_t> tokens = Tokens(40);
+  PeerLlama alone(&model, {.context_tokens = 64});
+  const int32_t first = alone.Prefill(0, tokens).next_token;
+  const std::vector<int32_t> expected = alone.Decode({&first, 1}, 8).tokens[0];
+  for (const bool unified : {false, true}) {
+    PeerLlama pair(&model, {.context_tokens = 64, .sequences = 2, .kv_unified = unified});
+    const int32_t firsts[] = {pair.Prefill(0, tokens).next_token,
+                              pair.Prefill(1, std::span(tokens).first(30)).next_token};
+    EXPECT_EQ(pair.Decode(firsts, 8).tokens[0], expected);
+    EXPECT_EQ(pair.n_tokens(1), 38);
+    // Back to the prompt, and the same again.
+    ASSERT_TRUE(pair.Rewind(0, 39));
+    EXPECT_EQ(pair.Prefill(0, std::span(tokens).last(1)).next_token, first);
+  }
+  EXPECT_GT(alone.kv_bytes(), 0);
+  EXPECT_GT(alone.total_bytes(), alone.kv_bytes());
+}
+
+TEST_F(PeerLlamaTest, RefusesBadInput) {
+  EXPECT_THROW(PeerModel(path_ + ".absent", 2, nullptr), Error);
+  EXPECT_THROW(PeerModel(path_, 0, nullptr), Error);
+  PeerModel model(path_, 2, nullptr);
+  EXPECT_THROW(PeerLlama(&model, {.context_tokens = 0}), Error);
+  PeerLlama peer(&model, {.context_tokens = 16});
+  EXPECT_THROW(peer.Prefill(0, Tokens(17)), Error);
+  EXPECT_THROW(peer.Prefill(0, {}), Error);
+  EXPECT_THROW(peer.Prefill(0, std::vector<int32_t>{testing::TinyVocabulary()}), Error);
+  EXPECT_THROW(RequantizeGguf(path_, path_ + ".q", "Q99", 1), Error);
+}
+
+TEST_F(TinyModel, IsMeasuredBesideThePeer) {
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::Load(path_);
+  const std::unique_ptr<Backbone> backbone = LoadCpuBackbone(path_, &pool_);
+  BenchOptions options = SmallOptions();
+  options.model_path = path_;
+  options.peer = PeerChoice::kBoth;
+  options.depths = {40};
+  const std::vector<BenchRow> rows =
+      RunBench({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool_}, options,
+               NoProgress);
+  // Prefill and a single sequence: Winnow and two paths. The batch: each path with either KV
+  // buffer.
+  ASSERT_EQ(rows.size(), 3u + 3u + 5u);
+  EXPECT_EQ(rows[0].engine, "winnow");
+  EXPECT_FALSE(rows[0].peak_rss_bytes.has_value());
+  EXPECT_EQ(rows[1].engine, "llama.cpp");
+  EXPECT_EQ(rows[1].flash_attn, true);
+  EXPECT_EQ(rows[2].flash_attn, false);
+  EXPECT_EQ(rows[10].kv_unified, true);
+  for (const BenchRow& row : rows) {
+    EXPECT_EQ(row.samples_ts.size(), 3u);
+    for (const double sample : row.samples_ts) EXPECT_GT(sample, 0);
+  }
+  EXPECT_TRUE(BenchToJson(rows)[1]["bytes_read"].is_null());
+  EXPECT_THAT(BenchTable(rows), HasSubstr(" x\n"));
+
+  options.engine.kv_dtype = DType::kQ8_0;
+  options.peer = PeerChoice::kPlain;
+  EXPECT_NE(
+      ErrorOf({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool_}, options),
+      "");
 }
 
 TEST(BenchStatistics, FollowTheirDefinitions) {

@@ -1,7 +1,8 @@
 // Decode attention against a plain read of the same bytes by the same threads.
 //
-// Every row rotates over several layers, so that no cache holds what is read. Reads and attention alternate;
-// the ratio is that of the medians. `decode_attention_bench [--threads N] [--repetitions N]`.
+// Every row rotates over several layers, so that no cache holds what is read. Reads and attention
+// alternate; the ratio is that of the medians. `decode_attention_bench [--threads N] [--repetitions
+// N]`.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -10,13 +11,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/parallel.h"
 #include "core/rng.h"
+#include "kv/page_pool.h"
 #include "ops/decode_attention.h"
 
 namespace winnow {
@@ -41,50 +42,46 @@ SumWords(const uint64_t* words, size_t n) {
   return sum;
 }
 
+// Pages of a real pool, whose memory is what an engine would read, in shuffled order.
 class Layers {
  public:
   explicit Layers(const Case& c)
-      : layout_(c.kv_heads, kDefaultPageSlots, c.head_dim, c.dtype), n_tokens_(c.n_tokens) {
-    const int64_t layer_pages = (c.n_tokens + layout_.slots - 1) / layout_.slots;
-    pages_.resize(c.n_layers);
-    memory_.Resize(layer_pages * c.n_layers * layout_.page_bytes);
+      : layout_(c.kv_heads, kDefaultPageSlots, c.head_dim, c.dtype),
+        n_tokens_(c.n_tokens),
+        layer_pages_((c.n_tokens + layout_.slots - 1) / layout_.slots),
+        pool_(layout_, layer_pages_ * c.n_layers),
+        pages_(static_cast<size_t>(c.n_layers)) {
     Rng rng(1);
-    Fill(rng);
-    PageId next = 0;
+    // Pages are copies of one: the values do not matter, only that all are normal numbers.
+    constexpr uint16_t kHalfOne =
+        0x3c00;  // 1.0 as f16; as bytes of an f32 or an int8, ordinary too
+    std::vector<uint16_t> page(layout_.page_bytes / sizeof(uint16_t));
+    for (uint16_t& half : page) half = static_cast<uint16_t>(kHalfOne - rng.Below(1024));
     for (std::vector<PageId>& pages : pages_) {
-      pages.resize(layer_pages);
-      std::iota(pages.begin(), pages.end(), next);
-      next += static_cast<PageId>(layer_pages);
+      for (int64_t i = 0; i < layer_pages_; ++i) {
+        pages.push_back(pool_.TryAllocate());
+        std::memcpy(pool_.data(pages.back()), page.data(), layout_.page_bytes);
+      }
       for (size_t i = pages.size() - 1; i > 0; --i) std::swap(pages[i], pages[rng.Below(i + 1)]);
     }
   }
 
   const PageLayout& layout() const { return layout_; }
   size_t size() const { return pages_.size(); }
+  int64_t layer_pages() const { return layer_pages_; }
   PagedKv View(size_t layer) const {
-    return {.layout = &layout_, .base = memory_.data(), .pages = pages_[layer], .n_tokens = n_tokens_};
+    return {
+        .layout = &layout_, .base = pool_.base(), .pages = pages_[layer], .n_tokens = n_tokens_};
   }
   const uint64_t* Page(size_t layer, int64_t page) const {
-    return reinterpret_cast<const uint64_t*>(memory_.data() + pages_[layer][page] *
-                                                                  layout_.page_bytes);
+    return reinterpret_cast<const uint64_t*>(pool_.data(pages_[layer][page]));
   }
-  int64_t layer_pages() const { return static_cast<int64_t>(pages_[0].size()); }
 
  private:
-  // Rows are copied from a small table: the values do not matter, only that all are normal numbers.
-  void Fill(Rng& rng) {
-    constexpr uint16_t kHalfOne = 0x3c00;  // 1.0 as f16; as bytes of an f32 or an int8, ordinary too
-    std::vector<uint16_t> table(size_t{1} << 16);
-    for (uint16_t& half : table) half = static_cast<uint16_t>(kHalfOne - rng.Below(1024));
-    for (size_t i = 0; i < memory_.size(); i += table.size() * 2) {
-      std::memcpy(memory_.data() + i, table.data(),
-                  std::min(table.size() * 2, memory_.size() - i));
-    }
-  }
-
   PageLayout layout_;
   int64_t n_tokens_;
-  AlignedBuffer<std::byte> memory_;
+  int64_t layer_pages_;
+  PagePool pool_;
   std::vector<std::vector<PageId>> pages_;
 };
 

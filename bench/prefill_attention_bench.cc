@@ -7,7 +7,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -29,33 +28,47 @@ struct Case {
   DType dtype;
 };
 
-#if defined(__x86_64__) && defined(__GNUC__)
-constexpr int kPeakLanes = 16;
-#define WINNOW_PEAK_CLONES \
-  __attribute__((target_clones("avx512f", "arch=haswell", "default"), optimize("O3")))
-#else
-constexpr int kPeakLanes = 4;
-#define WINNOW_PEAK_CLONES
+using Vector4 [[gnu::vector_size(16)]] = float;
+#if defined(__x86_64__)
+using Vector8 [[gnu::vector_size(32)]] = float;
+using Vector16 [[gnu::vector_size(64)]] = float;
 #endif
-typedef float PeakVector __attribute__((vector_size(sizeof(float) * kPeakLanes)));
-constexpr int kPeakChains = 12;  // enough to cover two ports of latency 5
+constexpr int kPeakChains =
+    12;  // enough to cover two ports of latency 5, few enough for 16 registers
 constexpr int64_t kPeakSteps = 2'000'000;
-constexpr double kPeakOperations = 2.0 * kPeakSteps * kPeakChains * kPeakLanes;
 
-// Twelve chains of x = x·a + b that start apart, lest the compiler see one. Returns something of
-// the result so that it is computed.
-WINNOW_PEAK_CLONES float MultiplyAdds(float a, float b) {
-  PeakVector x[kPeakChains];
-  for (int i = 0; i < kPeakChains; ++i) x[i] = PeakVector{} + static_cast<float>(i);
-  const PeakVector va = PeakVector{} + a;
-  const PeakVector vb = PeakVector{} + b;
-  for (int64_t step = 0; step < kPeakSteps; ++step) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kPeakChains; ++i) x[i] = x[i] * va + vb;
+// NOLINTBEGIN(bugprone-macro-parentheses): a type cannot stand in parentheses.
+// Defines name(sink): twelve chains of x = x·0.5 + 1 that start apart, lest the compiler see one.
+// It adds something of the result to *sink, so that it is computed, and returns the number of
+// operations. A macro, since GCC takes vectors apart before it inlines: a shared template would
+// become SSE.
+#define WINNOW_DEFINE_MULTIPLY_ADDS(name, Vector, attributes)                             \
+  attributes double name(float* sink) {                                                   \
+    Vector x[kPeakChains];                                                                \
+    for (int i = 0; i < kPeakChains; ++i) x[i] = Vector{} + static_cast<float>(i);        \
+    const Vector a = Vector{} + 0.5f;                                                     \
+    const Vector b = Vector{} + 1.0f;                                                     \
+    for (int64_t step = 0; step < kPeakSteps; ++step) {                                   \
+      _Pragma("GCC unroll 12") for (int i = 0; i < kPeakChains; ++i) x[i] = x[i] * a + b; \
+    }                                                                                     \
+    for (const Vector& v : x) *sink += v[0];                                              \
+    return 0.5 * kPeakSteps * kPeakChains * sizeof(Vector);                               \
   }
-  float sum = 0;
-  for (const PeakVector& v : x) sum += v[0];
-  return sum;
+
+// NOLINTEND(bugprone-macro-parentheses)
+
+WINNOW_DEFINE_MULTIPLY_ADDS(MultiplyAdds128, Vector4, )
+#if defined(__x86_64__)
+WINNOW_DEFINE_MULTIPLY_ADDS(MultiplyAdds256, Vector8, [[gnu::target("avx2,fma")]])
+WINNOW_DEFINE_MULTIPLY_ADDS(MultiplyAdds512, Vector16, [[gnu::target("avx512f")]])
+#endif
+
+double WidestMultiplyAdds(float* sink) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return MultiplyAdds512(sink);
+  if (__builtin_cpu_supports("fma")) return MultiplyAdds256(sink);
+#endif
+  return MultiplyAdds128(sink);
 }
 
 double Seconds(FunctionRef<void()> fn) {
@@ -111,13 +124,16 @@ void Run(ThreadPool& pool, const Case& c, int repetitions) {
                                       .end = end,
                                       .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
   PrefillWorkspace workspace;
-  std::atomic<float> sink = 0;
+  std::vector<float> sinks(static_cast<size_t>(pool.size()));
+  std::vector<double> peak_operations(sinks.size());
 
   std::vector<double> peak_seconds;
   std::vector<double> seconds;
   for (int i = -1; i < repetitions; ++i) {
-    const double p = Seconds(
-        [&] { pool.Run([&](int thread, int) { sink = MultiplyAdds(0.5f, 1.0f + thread); }); });
+    const double p = Seconds([&] {
+      pool.Run(
+          [&](int thread, int) { peak_operations[thread] = WidestMultiplyAdds(&sinks[thread]); });
+    });
     const double s = Seconds([&] { PrefillAttention(pool, params, workspace, nullptr); });
     if (i < 0) continue;  // the first round warms up
     peak_seconds.push_back(p);
@@ -125,7 +141,8 @@ void Run(ThreadPool& pool, const Case& c, int repetitions) {
   }
   const auto pairs = static_cast<double>(std::accumulate(end.begin(), end.end(), int64_t{0}));
   const double operations = 4.0 * c.query_heads * c.head_dim * pairs;
-  const double peak = kPeakOperations * pool.size() / Median(peak_seconds);
+  const double peak =
+      std::accumulate(peak_operations.begin(), peak_operations.end(), 0.0) / Median(peak_seconds);
   const double rate = operations / Median(seconds);
   fmt::print("H={:<3} K={:<2} D={:<4} {:>6} {:>6} {:>5} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.2f}\n",
              c.query_heads, c.kv_heads, c.head_dim, c.depth, c.chunk, DTypeName(c.dtype),

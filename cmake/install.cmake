@@ -15,7 +15,6 @@ if(TARGET winnow)
     # A portable archive brings the libraries that other distributions have in other versions.
     set_target_properties(winnow PROPERTIES
       INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}/winnow")
-    target_link_options(winnow PRIVATE -static-libstdc++ -static-libgcc)
     install(TARGETS winnow COMPONENT winnow RUNTIME_DEPENDENCIES
       PRE_INCLUDE_REGEXES libfmt libspdlog libhwy
       PRE_EXCLUDE_REGEXES .*
@@ -33,4 +32,5 @@ set(CPACK_PACKAGE_FILE_NAME winnow-${PROJECT_VERSION}-${system}-${CMAKE_SYSTEM_P
 set(CPACK_ARCHIVE_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_ALL winnow)
 set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
+set(CPACK_COMPONENT_INCLUDE_TOPLEVEL_DIRECTORY ON)
 include(CPack)

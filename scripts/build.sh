@@ -12,7 +12,7 @@ case $kind in
   # Only Winnow's own code is instrumented: ggml's kernels would take the whole day, and their
   # objects, being the same as the native build's, come from ccache.
   asan) options+=(-DWINNOW_SANITIZE=address,undefined) ;;
-  dist) options+=(-DWINNOW_NATIVE=OFF) ;;
+  dist) options+=(-DWINNOW_NATIVE=OFF -DWINNOW_TESTS=OFF) ;;
 esac
 if [ -n "${CC:-}" ]; then options+=(-DCMAKE_C_COMPILER="$CC"); fi
 if [ -n "${CXX:-}" ]; then options+=(-DCMAKE_CXX_COMPILER="$CXX"); fi

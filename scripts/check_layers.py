@@ -14,14 +14,15 @@ LAYERS = ["core", "model", "text", "kv", "ops", "policy", "attention", "ledger",
 BESIDE = {"bench": LAYERS.index("engine"), "testing": LAYERS.index("engine")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 LLAMA = re.compile(r"^(ggml|gguf|llama)[\w.-]*\.h$")
-MAY_SEE_LLAMA = re.compile(r"^(src/(core|model|text)/|src/ops/\w+_cpu\.cc$|src/engine/sampler|"
-                           r"src/engine/\w+_test\.cc$|bench/|testing/|.*_test\.cc$)")
-MAY_SEE_HIGHWAY = re.compile(r"(_cpu\.cc|-inl\.h)$")
+MAY_SEE_LLAMA = re.compile(r"^(src/(core|model|text)/|src/ops/\w+_cpu(\.cc|-inl\.h)$|src/engine/sampler|"
+                           r"bench/|testing/|.*_test\.(cc|h)$)")
+# A kernel's test may compile it for every target, as the kernel does.
+MAY_SEE_HIGHWAY = re.compile(r"(_cpu\.cc|-inl\.h|^src/ops/\w+_test\.cc)$|^bench/")
 MAY_SEE_CUDA = re.compile(r"_cuda\.(cu|cuh)$")
 
 
 def is_test(path):
-    return path.endswith("_test.cc") or path.startswith("testing/")
+    return path.endswith(("_test.cc", "_test.h")) or path.startswith("testing/")
 
 
 def complaint(path, included, quoted):
@@ -29,7 +30,7 @@ def complaint(path, included, quoted):
     if LLAMA.match(included) and not MAY_SEE_LLAMA.match(path):
         return "llama.cpp and ggml are seen only in core, model, text, ops/*_cpu.cc and the sampler"
     if included.startswith("hwy/") and not MAY_SEE_HIGHWAY.search(path):
-        return "Highway is seen only in *_cpu.cc and *-inl.h"
+        return "Highway is seen only in *_cpu.cc, *-inl.h and tests of ops"
     if re.match(r"^(cuda|cublas|cudnn)", included) and not MAY_SEE_CUDA.search(path):
         return "CUDA is seen only in *_cuda.cu"
     if not quoted:

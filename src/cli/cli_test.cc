@@ -12,6 +12,7 @@
 
 #include "cli/child_process.h"
 #include "testing/paths.h"
+#include "testing/tiny_gguf.h"
 
 namespace winnow {
 namespace {
@@ -113,6 +114,43 @@ TEST(BadInput, Models) {
   expect(WriteFile("empty.gguf", ""), "empty.gguf");
 }
 
+std::string TinyModel(const std::string& name, const testing::TinyGguf& options) {
+  const std::string path = WriteFile(name, "");
+  testing::WriteTinyGguf(path, options);
+  return path;
+}
+
+TEST(BadInput, BrokenModels) {
+  const Finished unknown =
+      RunWinnow({"run", "-m", TinyModel("unknown.gguf", {.architecture = "mamba"}), "-p", "x"});
+  EXPECT_EQ(unknown.exit_code, 3);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("mamba"), HasSubstr("llama"), HasSubstr("qwen2"),
+                                 HasSubstr("qwen3"), HasSubstr("gemma3")));
+  const Finished shape = RunWinnow(
+      {"run", "-m", TinyModel("shape.gguf", {.misshape = "blk.1.attn_k.weight"}), "-p", "x"});
+  EXPECT_EQ(shape.exit_code, 3);
+  EXPECT_THAT(shape.err, HasSubstr("blk.1.attn_k.weight"));
+  const Finished lacking = RunWinnow(
+      {"run", "-m", TinyModel("lacking.gguf", {.omit = {"blk.2.ffn_up.weight"}}), "-p", "x"});
+  EXPECT_EQ(lacking.exit_code, 3);
+  EXPECT_THAT(lacking.err, HasSubstr("blk.2.ffn_up.weight"));
+}
+
+TEST(TinyModels, WithoutATemplateGetPlainCompletionAndANote) {
+  const std::string path = TinyModel("plain.gguf", {.architecture = "gemma3"});
+  const Finished result =
+      RunWinnow({"run", "-m", path, "-p", "hello", "-n", "4", "-t", "1", "--kv-type", "f32"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("plain completion"));
+  const json info = json::parse(RunWinnow({"inspect", path, "--json"}).out);
+  EXPECT_EQ(info.at("architecture"), "gemma3");
+  EXPECT_FALSE(info.at("chat_template").get<bool>());
+  EXPECT_EQ(info.at("window_tokens"), 8);
+  // Heads of 16 are no multiple of q8_0's block of 32.
+  EXPECT_TRUE(info.at("kv_bytes_per_token").at("q8_0").is_null());
+  EXPECT_EQ(RunWinnow({"run", "-m", path, "-p", "hello", "--kv-type", "q8_0"}).exit_code, 2);
+}
+
 TEST(BadInput, Documents) {
   const Finished missing = RunWinnow({"run", "-f", "/no/such/file.txt", "-p", "x"});
   EXPECT_EQ(missing.exit_code, 3);
@@ -159,14 +197,15 @@ class WithModel : public ::testing::Test {
 };
 
 TEST_F(WithModel, AnswersOnStdoutAndReportsOnStderr) {
-  const Finished result = Run({"-p", "What is the capital of France?", "-n", "24"});
+  const Finished result = Run({"--no-chat-template", "-p", "The capital of France is", "-n", "8"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Paris"));
   EXPECT_THAT(result.out, Not(HasSubstr("prompt tokens")));
   for (const char* row : {"prompt tokens", "time to first token", "ms a token", "memory", "KV"}) {
     EXPECT_THAT(result.err, HasSubstr(row));
   }
-  const Finished quiet = Run({"-p", "-", "-n", "24", "-q"}, "What is the capital of France?\n");
+  const Finished quiet =
+      Run({"--no-chat-template", "-p", "-", "-n", "8", "-q"}, "The capital of France is\n");
   EXPECT_EQ(quiet.out, result.out);
   EXPECT_THAT(quiet.err, IsEmpty());
 }
@@ -212,8 +251,8 @@ TEST_F(WithModel, SameSeedSameAnswer) {
 }
 
 TEST_F(WithModel, StopStringEndsTheAnswer) {
-  const Finished result =
-      Run({"--json", "-p", "What is the capital of France?", "--stop", "Paris"});
+  const Finished result = Run({"--json", "--no-chat-template", "-p", "The capital of France is",
+                               "-n", "8", "--stop", "Paris"});
   const json record = json::parse(result.out);
   EXPECT_EQ(record.at("finish_reason"), "stop_string");
   EXPECT_THAT(record.at("text").get<std::string>(), Not(HasSubstr("Paris")));

@@ -41,6 +41,8 @@ void AddJsonFlag(CLI::App& command, CommandContext& context) {
       ->group("Output");
 }
 
+CLI::Validator Between(int64_t low, int64_t high) { return CLI::Range(low, high).description(""); }
+
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help) {
   return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(false), "", "size");
@@ -56,13 +58,13 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->group(group);
   command.add_option("-t,--threads", flags.threads, "Threads; by default one a physical core")
       ->type_name("N")
-      ->check(CLI::Range(1, 512))
+      ->check(Between(1, 512))
       ->group(group);
   command
       .add_option("-c,--ctx", flags.context,
                   "Longest prompt and answer together, in tokens; by default the model's context")
       ->type_name("TOKENS")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->check(Between(1, 1 << 30))
       ->group(group);
   command.add_option("--kv-type", flags.kv_type, "Type of the KV cache: f16, f32 or q8_0")
       ->type_name("TYPE")
@@ -74,7 +76,7 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->group(group);
   command.add_option("--prefill-chunk", flags.prefill_chunk, "Prompt tokens computed at a time")
       ->type_name("TOKENS")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->check(Between(1, 1 << 20))
       ->capture_default_str()
       ->group(group);
   command

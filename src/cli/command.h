@@ -43,6 +43,9 @@ struct ModelFlags {
 // Adds -m, -t, -c, --kv-type, --kv-memory, --prefill-chunk and --no-prefix-reuse.
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
 
+// Accepts whole numbers from `low` to `high`, and keeps quiet about it in the help text.
+CLI::Validator Between(int64_t low, int64_t high);
+
 // A size such as "2G" or "512M" in bytes (K, M, G, T are powers of 1024, with or without B or iB).
 // `command`'s option converts it while parsing.
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,

@@ -33,18 +33,17 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
       .add_option("--chunk-tokens", flags.chunk_tokens,
                   "Longest chunk that documents are split into, in tokens")
       ->type_name("TOKENS")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(Between(1, 1 << 20))
       ->capture_default_str()
       ->group(group);
-  CLI::Option* plain = command
-                           .add_flag("--no-chat-template", flags.no_chat_template,
-                                     "Plain completion, even if the model has a chat template")
-                           ->group(group);
+  command
+      .add_flag("--no-chat-template", flags.no_chat_template,
+                "Plain completion, even if the model has a chat template")
+      ->group(group);
   command
       .add_option("--chat-template", flags.chat_template_file,
                   "File with a Jinja chat template to use instead of the model's")
       ->type_name("FILE")
-      ->excludes(plain)
       ->group(group);
 }
 
@@ -55,7 +54,7 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
                   fmt::format("Longest answer in tokens; by default {}, or what the context leaves",
                               kDefaultMaxTokens))
       ->type_name("TOKENS")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->check(Between(1, 1 << 30))
       ->group(group);
   command
       .add_option("--stop", flags.stop,
@@ -138,6 +137,9 @@ std::string ReadTextFile(const std::string& path) {
 }
 
 std::string ReadChatTemplate(const PromptFlags& flags) {
+  if (flags.no_chat_template && !flags.chat_template_file.empty()) {
+    Throw(ErrorKind::kUsage, "--chat-template and --no-chat-template exclude each other");
+  }
   return flags.chat_template_file.empty() ? "" : ReadTextFile(flags.chat_template_file);
 }
 

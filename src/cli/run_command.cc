@@ -28,6 +28,9 @@ struct RunFlags {
 };
 
 std::string Question(const RunFlags& flags) {
+  if (!flags.prompt_file.empty() && !flags.question.empty()) {
+    Throw(ErrorKind::kUsage, "-p and --prompt-file exclude each other");
+  }
   if (!flags.prompt_file.empty()) return ReadTextFile(flags.prompt_file);
   if (flags.question == "-") return ReadTextFile("-");
   CheckUtf8(flags.question, "the question");
@@ -116,14 +119,13 @@ int Run(const RunFlags& flags, bool json) {
 void AddRunCommand(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* command = app.add_subcommand("run", "Answer one question, over documents if given");
-  CLI::Option* question = command
-                              ->add_option("-p,--prompt", flags->question,
-                                           "The question, or '-' to read it from standard input")
-                              ->type_name("TEXT")
-                              ->group("Prompt");
+  command
+      ->add_option("-p,--prompt", flags->question,
+                   "The question, or '-' to read it from standard input")
+      ->type_name("TEXT")
+      ->group("Prompt");
   command->add_option("--prompt-file", flags->prompt_file, "Read the question from a file")
       ->type_name("FILE")
-      ->excludes(question)
       ->group("Prompt");
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);

@@ -1,4 +1,5 @@
-// Plain records that the stages of prefill and decode fill. Nobody below `engine` formats or sums them.
+// Plain records that the stages of prefill and decode fill. Nobody below `engine` formats or sums
+// them.
 #pragma once
 
 #include <chrono>
@@ -25,7 +26,7 @@ struct AttentionAccount {
 // Seconds by stage of a step; the stages' own timers.
 struct StageSeconds {
   double embed = 0;
-  double attention_input = 0;   // norm, QKV, rope
+  double attention_input = 0;  // norm, QKV, rope
   double kv_append = 0;
   double attention = 0;
   double attention_output = 0;  // output projection, MLP

@@ -10,8 +10,8 @@ namespace winnow {
 }  // namespace winnow
 
 // WINNOW_CHECK(cond) or WINNOW_CHECK(cond, "format {}", value...)
-#define WINNOW_CHECK(condition, ...)                                                         \
-  do {                                                                                       \
-    if (!(condition)) [[unlikely]]                                                           \
+#define WINNOW_CHECK(condition, ...)                                                        \
+  do {                                                                                      \
+    if (!(condition)) [[unlikely]]                                                          \
       ::winnow::CheckFailed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (false)

@@ -1,4 +1,5 @@
-// The one exception of the program: bad input or a bad environment, told to the person who caused it.
+// The one exception of the program: bad input or a bad environment, told to the person who caused
+// it.
 #pragma once
 
 #include <fmt/format.h>

@@ -48,10 +48,10 @@ ThreadPool::ThreadPool(int n_threads) : impl_(std::make_unique<Impl>()) {
   impl_->pool = ggml_threadpool_new(&params);
   if (impl_->pool == nullptr) Throw(ErrorKind::kResource, "cannot start {} threads", n_threads);
 
-  impl_->region_context = ggml_init({.mem_size = 4 * ggml_tensor_overhead() +
-                                                 ggml_graph_overhead_custom(4, false),
-                                     .mem_buffer = nullptr,
-                                     .no_alloc = true});
+  impl_->region_context =
+      ggml_init({.mem_size = 4 * ggml_tensor_overhead() + ggml_graph_overhead_custom(4, false),
+                 .mem_buffer = nullptr,
+                 .no_alloc = true});
   WINNOW_CHECK(impl_->region_context != nullptr);
   ggml_tensor* node = ggml_custom_4d(impl_->region_context, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0,
                                      &Impl::Trampoline, GGML_N_TASKS_MAX, impl_.get());
@@ -96,7 +96,8 @@ void ThreadPool::Compute(ggml_cgraph* graph) {
   const ggml_status status = ggml_graph_compute(graph, &plan);
   if (status != GGML_STATUS_SUCCESS) {
     impl_->current = nullptr;
-    Throw(ErrorKind::kResource, "ggml could not compute a graph: {}", ggml_status_to_string(status));
+    Throw(ErrorKind::kResource, "ggml could not compute a graph: {}",
+          ggml_status_to_string(status));
   }
 }
 

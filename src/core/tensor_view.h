@@ -1,4 +1,5 @@
-// A contiguous row-major array of rank N that somebody else owns, and a 64-byte aligned buffer to own.
+// A contiguous row-major array of rank N that somebody else owns, and a 64-byte aligned buffer to
+// own.
 #pragma once
 
 #include <array>
@@ -23,8 +24,7 @@ struct TensorView {
   TensorView(T* data_in, std::array<int64_t, N> shape_in) : data(data_in), shape(shape_in) {}
   // A view of mutable data is a view of constant data.
   operator TensorView<const T, N>() const  // NOLINT(google-explicit-constructor)
-    requires(!std::is_const_v<T>)
-  {
+      requires(!std::is_const_v<T>) {
     return {data, shape};
   }
 
@@ -66,7 +66,7 @@ class AlignedBuffer {
   void Resize(size_t n) {
     if (n > capacity_) {
       data_.reset();
-      data_.reset(static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{kAlignment})));
+      data_.reset(static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{kAlignment})));
       capacity_ = n;
     }
     size_ = n;
@@ -80,7 +80,7 @@ class AlignedBuffer {
 
  private:
   struct Free {
-    void operator()(T* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(T* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   std::unique_ptr<T, Free> data_;
   size_t size_ = 0;

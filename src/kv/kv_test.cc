@@ -19,7 +19,6 @@ namespace winnow {
 namespace {
 
 using ::testing::Each;
-using ::testing::ElementsAre;
 
 constexpr int kSlots = 4;
 

@@ -59,12 +59,13 @@ int64_t PrefixCache::LongestUsableRun(std::span<const Hash128> hashes, int64_t m
 int64_t PrefixCache::Adopt(std::span<const Hash128> hashes, int64_t max_pages, SequenceKv* kv) {
   WINNOW_CHECK(kv->n_layers() == static_cast<int>(windows_.size()), "{} layers, not {}",
                kv->n_layers(), windows_.size());
-  WINNOW_CHECK(&kv->pool() == pool_ && kv->allocated_pages() == 0);
+  WINNOW_CHECK(&kv->pool() == pool_);
   const int64_t n = LongestUsableRun(hashes, max_pages);
   if (n == 0) return 0;
   SequenceKv adopted(pool_, kv->n_layers());
   std::vector<PageId> pages(n);
   for (int layer = 0; layer < kv->n_layers(); ++layer) {
+    WINNOW_CHECK(kv->n_tokens(layer) == 0, "layer {} has {} tokens", layer, kv->n_tokens(layer));
     std::ranges::fill(pages, kNoPage);
     for (int64_t i = FirstPageSeen(n, pool_->layout().slots, windows_[layer]); i < n; ++i) {
       pages[i] = entries_.find(hashes[i])->second.pages[layer];

@@ -23,9 +23,10 @@ int64_t SplitCount(const DecodeQuery& query) {
   return (query.end - 1) / kDecodeSplitTokens - FirstSplit(query) + 1;
 }
 
-// One call: what its tasks share. A task is (query, split, KV head), heads innermost, because the heads
-// of a page are neighbours in memory. Whoever finishes the last split of a (query, KV head) merges them
-// all, in the order of the tokens: one parallel region, and the order does not depend on the threads.
+// One call: what its tasks share. A task is (query, split, KV head), heads innermost, because the
+// heads of a page are neighbours in memory. Whoever finishes the last split of a (query, KV head)
+// merges them all, in the order of the tokens: one parallel region, and the order does not depend
+// on the threads.
 class DecodeCall {
  public:
   DecodeCall(std::span<const DecodeQuery> queries, const DecodeAttentionParams& params,
@@ -51,33 +52,21 @@ class DecodeCall {
 
   int64_t n_tasks() const { return workspace_.first_task[queries_.size()]; }
 
-  void RunTask(int64_t index) const {
-    const int64_t* first_task = workspace_.first_task.data();
-    const int64_t i = std::upper_bound(first_task, first_task + queries_.size(), index) -
-                      first_task - 1;
-    const DecodeQuery& query = queries_[i];
-    const int64_t split = FirstSplit(query) + (index - first_task[i]) / kv_heads_;
-    const auto head = static_cast<int>((index - first_task[i]) % kv_heads_);
-    float* state = State(index);
-    const DecodeTask task{
-        .kv = &query.kv,
-        .head = head,
-        .begin = std::max(query.begin, split * kDecodeSplitTokens),
-        .end = std::min(query.end, (split + 1) * kDecodeSplitTokens),
-        .group_heads = group_,
-        .row_floats = row_floats_,
-        .q = workspace_.q.data() + (i * query_heads_ + head * group_) * row_floats_,
-        .out = state,
-        .log_mass = state + group_ * row_floats_};
+  // `next` is the task that this thread is likely to run next.
+  void RunTask(int64_t index, int64_t next) const {
+    DecodeTask task = Task(index);
+    const DecodeTask next_task = Task(std::min(next, n_tasks() - 1));
     if (task.begin < task.end) {
+      task.next_keys = FirstKeys(next_task.begin < next_task.end ? next_task : task);
       DecodeTaskCpu(task);
     } else {
       std::fill_n(task.out, group_ * row_floats_, 0.0f);
       std::fill_n(task.log_mass, group_, kEmptyLogMass);
     }
     // Release our state, acquire those of the others.
-    std::atomic_ref<int32_t> pending(workspace_.pending[i * kv_heads_ + head]);
-    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(i, head);
+    const int64_t i = QueryOf(index);
+    std::atomic_ref<int32_t> pending(workspace_.pending[i * kv_heads_ + task.head]);
+    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(i, task.head);
   }
 
  private:
@@ -100,6 +89,33 @@ class DecodeCall {
     workspace_.first_task[i + 1] = workspace_.first_task[i] + n_splits * kv_heads_;
     std::fill_n(workspace_.pending.data() + i * kv_heads_, kv_heads_,
                 static_cast<int32_t>(n_splits));
+  }
+
+  int64_t QueryOf(int64_t task) const {
+    const int64_t* first_task = workspace_.first_task.data();
+    return std::upper_bound(first_task, first_task + queries_.size(), task) - first_task - 1;
+  }
+
+  DecodeTask Task(int64_t index) const {
+    const int64_t i = QueryOf(index);
+    const DecodeQuery& query = queries_[i];
+    const int64_t of_query = index - workspace_.first_task[i];
+    const int64_t split = FirstSplit(query) + of_query / kv_heads_;
+    const auto head = static_cast<int>(of_query % kv_heads_);
+    float* state = State(index);
+    return {.kv = &query.kv,
+            .head = head,
+            .begin = std::max(query.begin, split * kDecodeSplitTokens),
+            .end = std::min(query.end, (split + 1) * kDecodeSplitTokens),
+            .group_heads = group_,
+            .row_floats = row_floats_,
+            .q = workspace_.q.data() + (i * query_heads_ + head * group_) * row_floats_,
+            .out = state,
+            .log_mass = state + group_ * row_floats_};
+  }
+
+  static const std::byte* FirstKeys(const DecodeTask& task) {
+    return task.kv->Keys(task.begin / task.kv->layout->slots, task.head);
   }
 
   float* State(int64_t task) const { return workspace_.states.data() + task * state_floats_; }
@@ -146,9 +162,11 @@ void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
   }
   const DecodeCall call(queries, params, workspace);
   if (bytes <= kInlineBytes) {
-    for (int64_t task = 0; task < call.n_tasks(); ++task) call.RunTask(task);
+    for (int64_t task = 0; task < call.n_tasks(); ++task) call.RunTask(task, task + 1);
   } else {
-    pool.ForEach(call.n_tasks(), [&](int64_t task, int /*thread*/) { call.RunTask(task); });
+    const int n_threads = pool.size();
+    pool.ForEach(call.n_tasks(),
+                 [&](int64_t task, int /*thread*/) { call.RunTask(task, task + n_threads); });
   }
   if (account != nullptr) {
     *account += {.tokens_read = tokens,

@@ -1,4 +1,4 @@
-// exp and exp2 of Highway vectors for softmax weights: arguments at or below zero.
+// 2^x of Highway vectors for softmax weights: arguments at or below zero.
 //
 // Per-target include guard: foreach_target.h compiles this file once for each instruction set.
 #if defined(WINNOW_OPS_FAST_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -38,27 +38,6 @@ HWY_INLINE V FastExp2(D df, V x) {
   const V power = hn::BitCast(df, hn::ShiftLeft<23>(hn::BitCast(du, rounded)));
   // Multiplying, rather than adding to the exponent, keeps every NaN a NaN.
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)), hn::Mul(p, power));
-}
-
-// e^x for x in [-87, 1], relative error below 1.5·2^-23; exactly 1 at 0, 0 below -87 and at -inf,
-// NaN at NaN. ln 2 is split in two (Cody and Waite) so that the reduction is exact with and without
-// FMA.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V FastExp(D df, V x) {
-  const hn::RebindToUnsigned<D> du;
-  const V rounder = hn::Set(df, kExpRounder);
-  const V rounded = hn::MulAdd(x, hn::Set(df, 1.44269504f), rounder);
-  const V n = hn::Sub(rounded, rounder);
-  V r = hn::NegMulAdd(n, hn::Set(df, 0.693359375f), x);
-  r = hn::NegMulAdd(n, hn::Set(df, -2.12194440e-4f), r);
-  V p = hn::MulAdd(r, hn::Set(df, 1.40612409e-3f), hn::Set(df, 8.37901141e-3f));
-  p = hn::MulAdd(r, p, hn::Set(df, 4.16647755e-2f));
-  p = hn::MulAdd(r, p, hn::Set(df, 1.66663662e-1f));
-  p = hn::MulAdd(r, p, hn::Set(df, 5.00000060e-1f));
-  p = hn::MulAdd(r, p, hn::Set(df, 1.0f));
-  p = hn::MulAdd(r, p, hn::Set(df, 1.0f));
-  const V power = hn::BitCast(df, hn::ShiftLeft<23>(hn::BitCast(du, rounded)));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -87.0f)), hn::Mul(p, power));
 }
 
 }  // namespace HWY_NAMESPACE

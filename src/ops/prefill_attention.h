@@ -28,9 +28,15 @@ struct PrefillWorkspace {
   AlignedBuffer<float> scratch;  // per thread: converted keys and values, scores, accumulators
 };
 
-// Writes out (and log_mass). Tasks are (KV head, block of queries); a result does not depend on the
-// number of threads. Keys and values are converted once per tile for all rows of the task. f32
-// accumulation with the running maximum of flash attention. No [T, S] matrix is formed.
+// Writes out (and log_mass). Tasks are (KV head, block of queries). Keys and values are converted
+// once per tile of tokens for all rows of the task; f32 accumulation with the running maximum of
+// flash attention (Dao et al. 2022); no [T, S] matrix is formed. With the same keys and values, a
+// row is the same bit for bit whatever the number of threads and whatever other queries the call
+// has. An empty range gives out = 0 and log_mass = -inf. A score that is NaN or +inf makes its row
+// NaN; a value that is not finite may reach rows of up to 48 neighbours that do not see its token.
+//
+// `account`, if not null, grows by the tokens streamed: those of the union [begin[0], end[T-1]),
+// once a call, and their bytes, as read and as resident alike. CHECKs shapes and ranges.
 void PrefillAttention(ThreadPool& pool, const PrefillAttentionParams& params,
                       PrefillWorkspace& workspace, AttentionAccount* account);
 

@@ -9,10 +9,10 @@
 namespace winnow {
 
 // Rows of a task (a row is one query of one query head). More rows share one conversion of keys and
-// values to f32, which takes 16% of the time at 96 rows and 6% at 384, mostly waiting for the
-// cache; fewer make more tasks. Both are multiples of what every instruction set computes together.
+// values to f32, which takes 16% of the time at 96 rows and 6% at 384; fewer make more tasks.
 inline constexpr int64_t kMinPrefillTaskRows = 96;
 inline constexpr int64_t kMaxPrefillTaskRows = 384;
+// What every instruction set computes together is a divisor of this.
 inline constexpr int64_t kPrefillRowUnit = 48;
 
 // Queries [first, first + n) of the R = H/K query heads that share KV head `head`.

@@ -1,5 +1,5 @@
-// Shared by the CPU attention kernels: rows of the KV cache read as f32 vectors, sums of four vectors
-// at once, and exp. Included once for each of Highway's targets.
+// Shared by the CPU attention kernels: rows of the KV cache read as f32 vectors, sums of four
+// vectors at once, and exp. Included once for each of Highway's targets.
 #if defined(WINNOW_OPS_ROWS_CPU_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WINNOW_OPS_ROWS_CPU_INL_H_
 #undef WINNOW_OPS_ROWS_CPU_INL_H_
@@ -7,6 +7,7 @@
 #define WINNOW_OPS_ROWS_CPU_INL_H_
 #endif
 
+#include <ggml.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -29,9 +30,9 @@ inline constexpr size_t kRowUnit = kQ8BlockValues;
 static_assert(kRowUnit % kLanes == 0);
 
 // Each reader has At(row, i), the address of value i (a multiple of kRowUnit), and Load(at, i), the
-// vector of values i.. after that address (i a multiple of kLanes). Where i is a constant, the compiler
-// reads what values share, the scale of a block, once. LoadTail reads only n < kLanes values and
-// zeroes the rest.
+// vector of values i.. after that address (i a multiple of kLanes). Where i is a constant, the
+// compiler reads what values share, the scale of a block, once. LoadTail reads only n < kLanes
+// values and zeroes the rest.
 struct F32Row {
   static const std::byte* At(const std::byte* row, size_t i) { return row + i * sizeof(float); }
   static HWY_INLINE VF32 Load(const std::byte* at, size_t i) {
@@ -51,7 +52,11 @@ struct F16Row {
   }
   static HWY_INLINE VF32 Load(const std::byte* at, size_t i) {
     const auto* values = reinterpret_cast<const hwy::float16_t*>(at) + i;
+#if HWY_TARGET == HWY_SCALAR  // whose PromoteTo makes numbers of infinities and NaN
+    return hn::Set(F32(), ggml_fp16_to_fp32(values->bits));
+#else
     return hn::PromoteTo(F32(), hn::LoadU(F16(), values));
+#endif
   }
   static HWY_INLINE VF32 LoadTail(const std::byte* at, size_t i, size_t n) {
     hwy::float16_t values[kLanes] = {};
@@ -73,8 +78,7 @@ struct Q8Row {
     uint16_t bits;
     std::memcpy(&bits, block, sizeof(bits));
     const VF32 scale = hn::PromoteTo(F32(), hn::BitCast(df16, hn::Set(du16, bits)));
-    const auto* values =
-        reinterpret_cast<const int8_t*>(block + sizeof(bits)) + i % kQ8BlockValues;
+    const auto* values = reinterpret_cast<const int8_t*>(block + sizeof(bits)) + i % kQ8BlockValues;
     return hn::Mul(hn::ConvertTo(F32(), hn::PromoteTo(di32, hn::LoadU(di8, values))), scale);
   }
   // Rows are whole blocks, so there is never a tail.
@@ -86,8 +90,8 @@ struct Q8Row {
 // Writes the sums of the lanes of a, b, c and d to sums[0..3]. A template only so that branches for
 // other vector lengths are not compiled.
 template <class D>
-HWY_INLINE void StoreSums4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> d,
-                           float* sums) {
+HWY_INLINE void StoreSums4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c,
+                           hn::Vec<D> d, float* sums) {
 #if HWY_TARGET == HWY_SCALAR
   sums[0] = hn::GetLane(a);
   sums[1] = hn::GetLane(b);
@@ -115,29 +119,6 @@ HWY_INLINE void StoreSums4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, h
     hn::StoreU(abcd, f32, sums);
   }
 #endif
-}
-
-// exp(x) for x <= 0, within 2 ulp; 0 below -87.3 (where results would be denormal) and for -inf; NaN
-// stays NaN. x = n·ln2 + r with |r| <= ln2/2, ln2 in two parts so that n·kLn2High is exact; the
-// polynomial is the Taylor series to r^7 (its remainder, r^8/8! at most 5.2e-9, is below a tenth of an
-// ulp).
-HWY_INLINE VF32 ExpNonPositive(VF32 x) {
-  const F32 f32;
-  const hn::Rebind<int32_t, F32> i32;
-  constexpr float kLog2E = 1.44269504f;
-  constexpr float kLn2High = 0.693359375f;  // 10 bits; n has 7
-  constexpr float kLn2Low = -2.12194440e-4f;
-  constexpr float kLowest = -87.3f;
-  const VF32 n = hn::Round(hn::Mul(x, hn::Set(f32, kLog2E)));
-  VF32 r = hn::NegMulAdd(n, hn::Set(f32, kLn2High), x);
-  r = hn::NegMulAdd(n, hn::Set(f32, kLn2Low), r);
-  VF32 y = hn::Set(f32, 1.0f / 5040);
-  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
-    y = hn::MulAdd(y, r, hn::Set(f32, c));
-  }
-  const auto exponent = hn::Add(hn::ConvertTo(i32, n), hn::Set(i32, 127));
-  const VF32 scale = hn::BitCast(f32, hn::ShiftLeft<23>(exponent));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, kLowest)), hn::Mul(y, scale));
 }
 
 }  // namespace HWY_NAMESPACE

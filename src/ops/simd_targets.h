@@ -1,9 +1,9 @@
 // Which instruction sets Highway compiles our kernels for; include before any Highway header.
 //
-// On x86: AVX-512, AVX2 with FMA and F16C, and plain scalar code for what is older. The targets left out
-// would double the time to compile and serve no machine on which an LLM is worth running; those with
-// vectors of unknown length (SVE, RISC-V V) cannot keep arrays of vectors in registers, and NEON serves
-// the same ARM machines.
+// On x86: AVX-512, AVX2 with FMA and F16C, and plain scalar code for what is older. The targets
+// left out would double the time to compile and serve no machine on which an LLM is worth running;
+// those with vectors of unknown length (SVE, RISC-V V) cannot keep arrays of vectors in registers,
+// and NEON serves the same ARM machines.
 #pragma once
 
 #define HWY_DISABLED_TARGETS \

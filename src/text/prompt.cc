@@ -173,7 +173,7 @@ Prompt BuildPrompt(const Tokenizer& tokenizer, const std::vector<Document>& docu
   messages.push_back({"user", user});
   const std::string rendered = tokenizer.ApplyChatTemplate(messages, true);
   const size_t user_at = FindOnce(rendered, user, "user");
-  std::string_view before = std::string_view(rendered).substr(0, user_at);
+  std::string_view before = std::string_view{rendered}.substr(0, user_at);
   builder.AddBos(rendered);
   if (!options.system.empty()) {
     const size_t system_at = FindOnce(before, system, "system");
@@ -183,7 +183,7 @@ Prompt BuildPrompt(const Tokenizer& tokenizer, const std::vector<Document>& docu
   }
   builder.AddTemplateText(before);
   builder.AddUserContent(documents, Trimmed(question));
-  builder.AddTemplateText(std::string_view(rendered).substr(user_at + user.size()));
+  builder.AddTemplateText(std::string_view{rendered}.substr(user_at + user.size()));
   return std::move(builder).Finish();
 }
 
@@ -206,9 +206,9 @@ Prompt BuildNextTurn(const Tokenizer& tokenizer, const std::vector<Document>& do
   if (user_at < begin) {
     Throw(ErrorKind::kInput, "the model's chat template does not keep the messages in order");
   }
-  builder.AddTemplateText(std::string_view(rendered).substr(begin, user_at - begin));
+  builder.AddTemplateText(std::string_view{rendered}.substr(begin, user_at - begin));
   builder.AddUserContent(documents, Trimmed(question));
-  builder.AddTemplateText(std::string_view(rendered).substr(user_at + user.size()));
+  builder.AddTemplateText(std::string_view{rendered}.substr(user_at + user.size()));
   return std::move(builder).Finish();
 }
 

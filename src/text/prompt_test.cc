@@ -99,8 +99,8 @@ class SplitIntoChunksTest : public ::testing::TestWithParam<const char*> {
     tokenizer_ = SharedTokenizer(GetParam());
     if (tokenizer_ == nullptr) GTEST_SKIP() << "the vocabulary is absent";
   }
-  // Whether tokens say the text's very bytes. BERT's vocabularies lower-case, strip accents and drop
-  // spaces; SentencePiece's write a space as U+2581 and so take the one for the other.
+  // Whether tokens say the text's very bytes. BERT's vocabularies lower-case, strip accents and
+  // drop spaces; SentencePiece's write a space as U+2581 and so take the one for the other.
   bool Exact(const std::string& text) const {
     const std::string name = GetParam();
     if (name == "bert-bge") return false;

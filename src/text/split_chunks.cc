@@ -99,7 +99,7 @@ std::optional<std::vector<int64_t>> TokenOffsets(const Tokenizer& tokenizer, std
     offsets.push_back(static_cast<int64_t>(decoded.size()));
   }
   if (decoded == text) return offsets;
-  if (decoded.empty() || decoded[0] != ' ' || std::string_view(decoded).substr(1) != text) {
+  if (decoded.empty() || decoded[0] != ' ' || std::string_view{decoded}.substr(1) != text) {
     return std::nullopt;
   }
   for (int64_t& offset : offsets) offset = std::max<int64_t>(offset - 1, 0);

@@ -97,7 +97,7 @@ TEST(Utf8Assembler, AnySplitGivesTheWholeTextReplaced) {
     std::string out;
     for (size_t at = 0; at < bytes.size();) {
       const size_t n = 1 + rng.Below(5);
-      out += assembler.Push(std::string_view(bytes).substr(at, n));
+      out += assembler.Push(std::string_view{bytes}.substr(at, n));
       EXPECT_EQ(FirstInvalidUtf8(out), -1);
       at += n;
     }
