@@ -33,8 +33,8 @@ using Vector4 [[gnu::vector_size(16)]] = float;
 using Vector8 [[gnu::vector_size(32)]] = float;
 using Vector16 [[gnu::vector_size(64)]] = float;
 #endif
-constexpr int kPeakChains =
-    12;  // enough to cover two ports of latency 5, few enough for 16 registers
+// Enough to cover two ports of latency 5, few enough for 16 registers.
+constexpr int kPeakChains = 12;
 constexpr int64_t kPeakSteps = 2'000'000;
 
 // NOLINTBEGIN(bugprone-macro-parentheses): a type cannot stand in parentheses.

@@ -62,7 +62,8 @@ TEST(Usage, HelpAndVersionSucceed) {
   for (const char* command : {"run", "chat", "inspect", "bench"}) {
     const Finished command_help = RunWinnow({command, "--help"});
     EXPECT_EQ(command_help.exit_code, 0);
-    EXPECT_THAT(command_help.out, AllOf(HasSubstr("Example"), HasSubstr("--json"))) << command;
+    EXPECT_THAT(command_help.out, HasSubstr("--json")) << command;
+    EXPECT_THAT(command_help.out, Not(HasSubstr("Exit codes"))) << command;
   }
   const Finished version = RunWinnow({"--version"});
   EXPECT_EQ(version.exit_code, 0);
@@ -71,7 +72,7 @@ TEST(Usage, HelpAndVersionSucceed) {
 
 TEST(Usage, WrongCommandsAndFlagsOfferTheNearest) {
   ExpectUsageError(RunWinnow({}), "--help");
-  ExpectUsageError(RunWinnow({"rnu", "-p", "x"}), "did you mean 'run'?");
+  ExpectUsageError(RunWinnow({"rum", "-p", "x"}), "did you mean 'run'?");
   ExpectUsageError(RunWinnow({"run", "--treads", "2"}), "did you mean '--threads'?");
   ExpectUsageError(RunWinnow({"run", "--max-token=3"}), "did you mean '--max-tokens'?");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--arm", "dence"}), "did you mean 'dense'?");
@@ -188,6 +189,9 @@ class WithModel : public ::testing::Test {
   static std::vector<std::string> Args(const std::string& command,
                                        std::vector<std::string> more = {}) {
     std::vector<std::string> args = {command, "-m", *DefaultModelPath()};
+    // One thread: these tests measure nothing, and threads that wait for each other suffer most on
+    // a busy machine.
+    if (command != "inspect") args.insert(args.end(), {"-t", "1"});
     args.insert(args.end(), more.begin(), more.end());
     return args;
   }
@@ -243,7 +247,7 @@ TEST_F(WithModel, RunJsonHasEveryKey) {
 
 TEST_F(WithModel, SameSeedSameAnswer) {
   const auto answer = [](const char* seed) {
-    return Run({"-p", "Tell me a story.", "-n", "24", "-q", "--temp", "1.5", "--seed", seed}).out;
+    return Run({"-p", "Tell me a story.", "-n", "12", "-q", "--temp", "1.5", "--seed", seed}).out;
   };
   const std::string first = answer("7");
   EXPECT_EQ(first, answer("7"));
@@ -268,7 +272,7 @@ TEST_F(WithModel, PromptLongerThanTheContextNamesBothLengths) {
 
 TEST_F(WithModel, TooLittleKvMemoryIsAResourceError) {
   for (const char* size : {"1K", "1M"}) {
-    const Finished result = Run({"-p", Prose(300), "--kv-memory", size});
+    const Finished result = Run({"-p", Prose(300), "-n", "1", "--kv-memory", size});
     EXPECT_EQ(result.exit_code, 4) << size << result.err;
   }
 }
@@ -326,7 +330,7 @@ TEST_F(WithModel, ClosedPipeEndsQuietly) {
 TEST_F(WithModel, ChatKeepsItsPages) {
   const std::string note = WriteFile("notes.txt", Prose(120));
   const Finished result =
-      RunWinnow(Args("chat", {"--json", "-f", note, "-n", "40"}),
+      RunWinnow(Args("chat", {"--json", "-f", note, "-n", "20"}),
                 "What is this about?\n/stats\nSay it in one word.\n/reset\nHello!\n");
   EXPECT_EQ(result.exit_code, 0) << result.err;
   std::vector<json> turns;
@@ -350,7 +354,7 @@ TEST_F(WithModel, ChatKeepsItsPages) {
 TEST_F(WithModel, ChatCommandsAndErrors) {
   const std::string note = WriteFile("heron.txt", "The code word is heron.\n");
   const Finished result =
-      RunWinnow(Args("chat", {"-n", "16"}), "/help\n/ad x\n/add /no/such\n/add " + note +
+      RunWinnow(Args("chat", {"-n", "12"}), "/help\n/ad x\n/add /no/such\n/add " + note +
                                                 "\nWhat is the code word?\n/add " + note +
                                                 "\nAgain?\n/quit\nnever read\n");
   EXPECT_EQ(result.exit_code, 2);  // of the first failure
@@ -376,7 +380,7 @@ TEST_F(WithModel, InspectDescribesTheModel) {
 }
 
 TEST_F(WithModel, PeerIsReportedBesideUs) {
-  const Finished result = Run({"--json", "-p", Prose(200), "-n", "8", "--peer", "llama.cpp"});
+  const Finished result = Run({"--json", "-p", Prose(60), "-n", "4", "--peer", "llama.cpp"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json record = json::parse(result.out);
   const json& peer = record.at("peer");

@@ -45,7 +45,7 @@ CLI::Validator Between(int64_t low, int64_t high) { return CLI::Range(low, high)
 
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help) {
-  return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(false), "", "size");
+  return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(false).description(""));
 }
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags) {

@@ -86,6 +86,11 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
   app.add_flag("-v,--verbose", context.verbose, "Show the libraries' logs on stderr");
   app.fallthrough();
   app.require_subcommand(1);
+  AddRunCommand(app, context);
+  AddChatCommand(app, context);
+  AddInspectCommand(app, context);
+  AddBenchCommand(app, context);
+  // After the commands, which would inherit it.
   app.footer(
       "Start here:\n"
       "  winnow run -f report.txt -p \"What was decided?\"   one answer over a document\n"
@@ -94,10 +99,6 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
       "\n"
       "Exit codes: 0 done, 2 bad usage, 3 bad input, 4 not enough memory or disk, 130 stopped by "
       "Ctrl-C,\n141 the reader of standard output went away.");
-  AddRunCommand(app, context);
-  AddChatCommand(app, context);
-  AddInspectCommand(app, context);
-  AddBenchCommand(app, context);
 }
 
 int Main(int argc, char** argv) {

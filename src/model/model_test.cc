@@ -210,12 +210,13 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-// f32 weights: 1e-6, which rounding (2^-24 relative in each sum) stays far below. Quantised
-// weights: an activation whose last bit differs may round to the neighbouring 8-bit step, 1/254 of
-// its block's largest value; one such flip moves a logit by about 1e-3, and KL by half its square,
-// 1e-6. A few dozen flips over three layers are expected.
+// f32 weights: 1e-6, which rounding (2^-24 relative in each sum) stays far below. With quantised
+// weights ggml quantises the activations as well: where two computations differ in a last bit, one
+// of them may round to the neighbouring 8-bit step, and attention carries that to every later
+// position. libllama against itself, all tokens at once and one by one, shows up to 2.4e-3 here;
+// twice that is allowed. A matrix laid out wrongly gives more than 0.1.
 constexpr double kExactKl = 1e-6;
-constexpr double kQuantisedKl = 1e-4;
+constexpr double kQuantisedKl = 5e-3;
 
 TinyGguf Wide(const char* type, const char* value_type = "") {  // K-quants have blocks of 256
   return {.weight_type = type,

@@ -1,4 +1,5 @@
-// Dense attention of one new token a sequence over paged keys and values (flash decoding on the CPU).
+// Dense attention of one new token a sequence over paged keys and values (flash decoding on the
+// CPU).
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@
 namespace winnow {
 
 struct DecodeQuery {
-  const float* q = nullptr;   // [H, D], not yet scaled
-  PagedKv kv;                 // keys and values of one layer of one sequence, K heads
-  int64_t begin = 0;          // attends to tokens [begin, end) of kv; begin > 0 for local layers
+  const float* q = nullptr;  // [H, D], not yet scaled
+  PagedKv kv;                // keys and values of one layer of one sequence, K heads
+  int64_t begin = 0;         // attends to tokens [begin, end) of kv; begin > 0 for local layers
   int64_t end = 0;
   float* out = nullptr;       // [H, D]
   float* log_mass = nullptr;  // [H], or null
@@ -34,9 +35,9 @@ struct DecodeWorkspace {
 };
 
 // Writes out and log_mass of every query. A KV row is read and converted once for all R = H/K query
-// heads that share it. Work is split over KV heads and fixed runs of pages, so a result depends neither
-// on the number of threads nor on the other queries. f32 accumulation; the caller checked shapes; an
-// empty range gives out = 0 and log_mass = -inf.
+// heads that share it (eight at a time). Work is split over KV heads and fixed runs of pages, so a
+// result depends neither on the number of threads nor on the other queries. f32 accumulation; the
+// caller checked shapes; an empty range gives out = 0 and log_mass = -inf.
 void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
                      const DecodeAttentionParams& params, DecodeWorkspace& workspace,
                      AttentionAccount* account);

@@ -1,6 +1,5 @@
 #include "ops/decode_attention.h"
 
-#include <ggml-cpu.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "core/rng.h"
 #include "ops/attention_state.h"
 #include "ops/kv_store.h"
+#include "ops/kv_store_cpu.h"
 #include "ops/reference.h"
 
 namespace winnow {
@@ -66,11 +66,9 @@ class Cache {
 
  private:
   void SetRow(size_t offset, int64_t token, const std::vector<float>& row) {
-    constexpr ggml_type kTypes[] = {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_Q8_0};
     std::byte* page = memory_.data() + pages_[token / layout_.slots] * layout_.page_bytes;
-    ggml_get_type_traits_cpu(kTypes[static_cast<int>(layout_.dtype)])
-        ->from_float(row.data(), page + offset + token % layout_.slots * layout_.row_bytes,
-                     layout_.head_dim);
+    StoreRowCpu(layout_.dtype, row.data(), layout_.head_dim,
+                page + offset + token % layout_.slots * layout_.row_bytes);
   }
 
   PageLayout layout_;
@@ -245,6 +243,7 @@ TEST(DecodeAttention, BitsDependNeitherOnThreadsNorOnTheBatch) {
                                      {5, 40},   {0, 256},   {2999, 3000}};
   ThreadPool one(1);
   std::vector<Result> alone;
+  alone.reserve(ranges.size());
   for (const Range& range : ranges) alone.push_back(Attend(one, shape, cache, q, {range})[0]);
   for (int n_threads : {1, 2, 3, 5}) {
     ThreadPool pool(n_threads);

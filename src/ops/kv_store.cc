@@ -1,37 +1,9 @@
 #include "ops/kv_store.h"
 
-#include <ggml-cpu.h>
-#include <ggml.h>
-
-#include <cstring>
-
 #include "core/check.h"
+#include "ops/kv_store_cpu.h"
 
 namespace winnow {
-namespace {
-
-// The caches' types are ggml's, so its conversions are ours.
-ggml_type GgmlType(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return GGML_TYPE_F32;
-    case DType::kF16:
-      return GGML_TYPE_F16;
-    case DType::kQ8_0:
-      return GGML_TYPE_Q8_0;
-  }
-  WINNOW_CHECK(false, "unknown dtype {}", static_cast<int>(dtype));
-}
-
-void LoadRow(const PageLayout& layout, const std::byte* row, float* values) {
-  if (layout.dtype == DType::kF32) {
-    std::memcpy(values, row, layout.row_bytes);
-  } else {
-    ggml_get_type_traits(GgmlType(layout.dtype))->to_float(row, values, layout.head_dim);
-  }
-}
-
-}  // namespace
 
 void StoreKv(SequenceKv* kv, int layer, int64_t first, TensorView<const float, 3> k,
              TensorView<const float, 3> v) {
@@ -42,7 +14,6 @@ void StoreKv(SequenceKv* kv, int layer, int64_t first, TensorView<const float, 3
                v.shape[0], v.shape[1], v.shape[2], layout.kv_heads, layout.head_dim);
   WINNOW_CHECK(first >= 0 && first + n <= kv->n_tokens(layer), "tokens [{}, {}) of {}", first,
                first + n, kv->n_tokens(layer));
-  const ggml_from_float_t store = ggml_get_type_traits_cpu(GgmlType(layout.dtype))->from_float;
 
   std::byte* page = nullptr;
   for (int64_t t = 0; t < n; ++t) {
@@ -52,8 +23,9 @@ void StoreKv(SequenceKv* kv, int layer, int64_t first, TensorView<const float, 3
     const float* key = k.row(t);
     const float* value = v.row(t);
     for (int head = 0; head < layout.kv_heads; ++head) {
-      store(key, page + layout.KeyOffset(head) + row_offset, layout.head_dim);
-      store(value, page + layout.ValueOffset(head) + row_offset, layout.head_dim);
+      StoreRowCpu(layout.dtype, key, layout.head_dim, page + layout.KeyOffset(head) + row_offset);
+      StoreRowCpu(layout.dtype, value, layout.head_dim,
+                  page + layout.ValueOffset(head) + row_offset);
       key += layout.head_dim;
       value += layout.head_dim;
     }
@@ -67,8 +39,8 @@ void LoadKv(const PagedKv& kv, int head, int64_t token, float* k, float* v) {
   const int64_t page = token / layout.slots;
   WINNOW_CHECK(kv.pages[page] != kNoPage, "token {} was released", token);
   const size_t row_offset = static_cast<size_t>(token % layout.slots) * layout.row_bytes;
-  LoadRow(layout, kv.Keys(page, head) + row_offset, k);
-  LoadRow(layout, kv.Values(page, head) + row_offset, v);
+  LoadRowCpu(layout.dtype, kv.Keys(page, head) + row_offset, layout.head_dim, k);
+  LoadRowCpu(layout.dtype, kv.Values(page, head) + row_offset, layout.head_dim, v);
 }
 
 }  // namespace winnow

@@ -206,7 +206,8 @@ void ExpectRowNear(const Cache& cache, const Chunk& chunk, const Result& result,
     for (int64_t d = 0; d < dim; ++d) sum += std::abs(q[d] * k.row(i)[d]);
     a = std::max(a, sum * Scale(cache));
   }
-  const auto tiles = static_cast<double>(n / kTile + 2);
+  const int64_t n_tiles = n / kTile + 2;
+  const auto tiles = static_cast<double>(n_tiles);
   const Bound bound =
       ErrorBound(static_cast<double>(dim), a, static_cast<double>(n), tiles, log_mass);
   const Bound typical = ErrorBound(std::sqrt(dim), a, std::sqrt(n), std::sqrt(tiles), log_mass);

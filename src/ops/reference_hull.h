@@ -24,13 +24,14 @@ struct HullProjection {
   std::vector<int64_t> exposed;  // μ_j = 0 up to 1e-9 of D·max(D, ‖r*‖)
   double support_gap = 0;        // Δ = min μ_j off the support; +inf if nothing is off it
   double exposed_gap = 0;        // the same off the exposed set: positive by construction
-  // Smallest eigenvalue of UᵀU on the directions that sum to zero over the support; +inf for one atom.
+  // Smallest eigenvalue of UᵀU on the directions that sum to zero over the support; +inf for one
+  // atom.
   double tangent_curvature = 0;
 };
 
 // argmin over the simplex of ½‖Σ α_j u_j − q‖²; atoms u_j [M, D], M >= 1, q [D]. Wolfe's algorithm
-// ("Finding the nearest point in a polytope", 1976), which is finite and exact up to rounding. Input
-// must be finite.
+// ("Finding the nearest point in a polytope", 1976), which is finite and exact up to rounding.
+// Input must be finite.
 HullProjection ProjectOntoHull(TensorView<const double, 2> atoms, std::span<const double> q);
 
 // max ‖u_i − u_j‖ of atoms [M, D].

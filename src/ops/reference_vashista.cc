@@ -57,22 +57,27 @@ class Dual {
     log_weights_.resize(n);
     double max = -std::numeric_limits<double>::infinity();
     for (int64_t j = 0; j < n; ++j) {
-      log_weights_[j] = Dot(r, {atoms_.row(j), q_.size()}) / eps;
+      log_weights_[j] = Dot(r, {atoms_.row(j), q_.size()});
       max = std::max(max, log_weights_[j]);
     }
+    // Relative to the largest, so that the weights add up to one however large s/ε is.
     double sum = 0;
-    for (double value : log_weights_) sum += std::exp(value - max);
-    const double log_partition = max + std::log(sum);
+    for (double& value : log_weights_) {
+      value = (value - max) / eps;
+      sum += std::exp(value);
+    }
     weights_.resize(n);
     readout_.assign(dim, 0.0);
     for (int64_t j = 0; j < n; ++j) {
-      log_weights_[j] -= log_partition;
+      log_weights_[j] -= std::log(sum);
       weights_[j] = std::exp(log_weights_[j]);
       for (int64_t d = 0; d < dim; ++d) readout_[d] += weights_[j] * atoms_.row(j)[d];
     }
     gradient_.resize(dim);
     for (int64_t d = 0; d < dim; ++d) gradient_[d] = r[d] - q_[d] + readout_[d];
-    value_ = Dot(r, r) / 2 - Dot(q_, r) + eps * log_partition;
+    const double log_partition = max + eps * std::log(sum);
+    value_ = Dot(r, r) / 2 - Dot(q_, r) + log_partition;
+    value_size_ = Dot(r, r) + Norm(q_) * Norm(r) + std::abs(log_partition);
   }
 
   // −H⁻¹·∇ψ, H = I + Cov_α(u)/ε.
@@ -104,6 +109,8 @@ class Dual {
   const Vector& readout() const { return readout_; }
   const Vector& gradient() const { return gradient_; }
   double value() const { return value_; }
+  // Size of the terms of ψ: its rounding is relative to them.
+  double value_size() const { return value_size_; }
   double radius() const { return radius_; }
 
  private:
@@ -112,10 +119,11 @@ class Dual {
   double radius_ = 0;  // max ‖u_j‖
   Vector weights_, log_weights_, readout_, gradient_;
   double value_ = 0;
+  double value_size_ = 0;
 };
 
-// Newton's method from `r`, which it replaces. Near the end ψ cannot tell two points apart while its
-// gradient still can, so a step that shrinks the gradient is as good as one that lowers ψ.
+// Newton's method from `r`, which it replaces. Near the end ψ cannot tell two points apart while
+// its gradient still can, so a step that shrinks the gradient is as good as one that lowers ψ.
 void Newton(Dual& dual, double eps, Vector& r) {
   dual.Evaluate(r, eps);
   for (int round = 0; round < 200; ++round) {
@@ -125,11 +133,14 @@ void Newton(Dual& dual, double eps, Vector& r) {
     const Vector direction = dual.NewtonDirection(eps);
     const double slope = Dot(dual.gradient(), direction);
     Vector trial(r.size());
+    const bool at_end = -slope <= 1e-10 * dual.value_size();
     double length = 1;
     for (; length > 1e-12; length /= 2) {
       for (size_t d = 0; d < r.size(); ++d) trial[d] = r[d] + length * direction[d];
       dual.Evaluate(trial, eps);
-      if (Norm(dual.gradient()) < norm || dual.value() <= value + 1e-4 * length * slope) break;
+      const bool better =
+          at_end ? Norm(dual.gradient()) < norm : dual.value() <= value + 1e-4 * length * slope;
+      if (better) break;
     }
     if (length <= 1e-12) {
       dual.Evaluate(r, eps);
@@ -195,8 +206,7 @@ TwoAtomSolution SolveTwoAtoms(double q, double eps) {
   TwoAtomSolution solution;
   solution.projection = std::clamp(q, 0.0, 1.0);
   solution.entropic = 1 / (1 + std::exp(-TwoAtomLogit(q, eps)));
-  solution.gap =
-      0 < q && q < 1 ? std::numeric_limits<double>::infinity() : std::max(-q, q - 1);
+  solution.gap = 0 < q && q < 1 ? std::numeric_limits<double>::infinity() : std::max(-q, q - 1);
   return solution;
 }
 

@@ -18,9 +18,9 @@ struct EntropicSolution {
   double readout_error = 0;         // a bound of ‖r − r_ε‖ from the dual's strong convexity
 };
 
-// argmin over the simplex of ½‖Σ α_j u_j − q‖² + ε·Σ α_j log α_j (Vashista 5); atoms [M, D], M >= 1,
-// q [D], ε > 0, all finite. Damped Newton on the dual ½‖r‖² − <q, r> + ε·log Σ exp(<u_j, r>/ε), whose
-// Hessian is at least 1, with ε lowered in steps.
+// argmin over the simplex of ½‖Σ α_j u_j − q‖² + ε·Σ α_j log α_j (Vashista 5); atoms [M, D], M >=
+// 1, q [D], ε > 0, all finite. Damped Newton on the dual ½‖r‖² − <q, r> + ε·log Σ exp(<u_j, r>/ε),
+// whose Hessian is at least 1, with ε lowered in steps.
 EntropicSolution SolveEntropic(TensorView<const double, 2> atoms, std::span<const double> q,
                                double eps);
 

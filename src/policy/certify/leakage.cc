@@ -14,9 +14,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // log M − H(α*), never negative.
 double EntropyDeficit(const SupportGeometry& geometry) {
-  WINNOW_CHECK(geometry.n_atoms >= 1 && geometry.n_support >= 1 &&
-                   geometry.n_support <= geometry.n_atoms,
-               "{} of {} atoms", geometry.n_support, geometry.n_atoms);
+  WINNOW_CHECK(
+      geometry.n_atoms >= 1 && geometry.n_support >= 1 && geometry.n_support <= geometry.n_atoms,
+      "{} of {} atoms", geometry.n_support, geometry.n_atoms);
   return std::max(0.0, std::log(static_cast<double>(geometry.n_atoms)) - geometry.entropy);
 }
 
@@ -36,8 +36,7 @@ double EpsilonForLeakage(int64_t n_outside, double gap, double leakage, double c
 }
 
 double SufficientEpsilon(const SupportGeometry& geometry) {
-  const double denominator =
-      8 * geometry.diameter * geometry.diameter * EntropyDeficit(geometry);
+  const double denominator = 8 * geometry.diameter * geometry.diameter * EntropyDeficit(geometry);
   return denominator > 0 ? geometry.gap * geometry.gap / denominator : kInfinity;
 }
 
@@ -64,9 +63,8 @@ CertifiedLeakage CertifyLeakage(const SupportGeometry& geometry, double eps) {
 double CertifiedEpsilon(const SupportGeometry& geometry, double leakage) {
   const double deficit = EntropyDeficit(geometry);
   const double unconditional = deficit > 0 ? leakage * geometry.gap / deficit : kInfinity;
-  const double exponential =
-      std::min(SufficientEpsilon(geometry),
-               EpsilonForLeakage(Outside(geometry), geometry.gap, leakage, 2));
+  const double exponential = std::min(
+      SufficientEpsilon(geometry), EpsilonForLeakage(Outside(geometry), geometry.gap, leakage, 2));
   return std::max(unconditional, exponential);
 }
 

@@ -39,8 +39,8 @@ double ScorePage(PageScore kind, const PageSummaries& pages, std::span<const dou
     case PageScore::kMean:
       return Dot(query, pages.mean.row(page));
     case PageScore::kMeanStd:
-      return std::log(static_cast<double>(pages.counts[page])) +
-             Dot(query, pages.mean.row(page)) + HalfVariance(query, pages.deviation.row(page));
+      return std::log(static_cast<double>(pages.counts[page])) + Dot(query, pages.mean.row(page)) +
+             HalfVariance(query, pages.deviation.row(page));
     case PageScore::kBox:
       return BoxMaximum(query, pages.low.row(page), pages.high.row(page));
   }

@@ -32,7 +32,8 @@ void ScorePages(PageScore kind, const PageSummaries& pages, std::span<const doub
                 std::span<double> scores);
 
 // One selection serves the R query heads of a KV head: shared [N] is the sum over the heads of
-// softmax(log_mass[r, :]), log_mass [R, N]. A head whose scores are not finite makes every entry NaN.
+// softmax(log_mass[r, :]), log_mass [R, N]. A head whose scores are not finite makes every entry
+// NaN.
 void SharePageScores(TensorView<const double, 2> log_mass, std::span<double> shared);
 
 // Indices of the `k` largest scores, ascending; all of them if there are fewer, none for k <= 0.

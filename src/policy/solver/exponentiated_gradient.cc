@@ -10,8 +10,8 @@
 namespace winnow {
 namespace {
 
-// Weights stay in the log domain: those off the face fall below 1e-308 within some hundred steps and
-// a weight that is zero could never come back.
+// Weights stay in the log domain: those off the face fall below 1e-308 within some hundred steps
+// and a weight that is zero could never come back.
 void Step(std::span<const double> scores, double step, double eps, std::span<double> log_weights) {
   for (size_t j = 0; j < scores.size(); ++j) {
     log_weights[j] = (1 - step * eps) * log_weights[j] + step * scores[j];
@@ -62,8 +62,8 @@ SolverResult ExponentiatedGradient(const HullProblem& problem,
     Step(scratch.scores, step, options.eps, scratch.log_weights);
     for (int64_t j = 0; j < n_atoms; ++j) weights[j] = std::exp(scratch.log_weights[j]);
   }
-  result.distance_bound = options.eps > 0 ? EntropicDistanceBound(result.gap)
-                                          : FrankWolfeDistanceBound(result.gap);
+  result.distance_bound =
+      options.eps > 0 ? EntropicDistanceBound(result.gap) : FrankWolfeDistanceBound(result.gap);
   return result;
 }
 

@@ -26,8 +26,7 @@ void EvaluateWeights(const HullProblem& problem, std::span<const double> weights
                      SolverScratch& scratch) {
   const int64_t n_atoms = problem.atoms.shape[0];
   const int64_t dim = problem.atoms.shape[1];
-  WINNOW_CHECK(n_atoms >= 1 && std::ssize(problem.query) == dim &&
-                   std::ssize(weights) == n_atoms,
+  WINNOW_CHECK(n_atoms >= 1 && std::ssize(problem.query) == dim && std::ssize(weights) == n_atoms,
                "{} atoms of {}, query of {}, {} weights", n_atoms, dim, problem.query.size(),
                weights.size());
   scratch.readout.assign(dim, 0.0);

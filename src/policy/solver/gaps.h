@@ -16,7 +16,8 @@ void EvaluateWeights(const HullProblem& problem, std::span<const double> weights
 // r = q − y and <r, u_j> of the y that is in `scratch`.
 void EvaluateReadout(const HullProblem& problem, SolverScratch& scratch);
 
-// h − <r, y> = Σ α_j·(max_i s_i − s_j), where s_j = <r, u_j> [M]. Never negative; NaN if a score is.
+// h − <r, y> = Σ α_j·(max_i s_i − s_j), where s_j = <r, u_j> [M]. Never negative; NaN if a score
+// is.
 double FrankWolfeGap(std::span<const double> scores, std::span<const double> weights);
 
 // G = ε·KL(α ‖ softmax(s/ε)), ε > 0, the duality gap of f_ε, from log α [M] (-inf is a zero weight)

@@ -8,8 +8,7 @@
 
 namespace winnow {
 
-SolverResult SoftmaxWeights(std::span<const double> scores, double eps,
-                            std::span<double> weights) {
+SolverResult SoftmaxWeights(std::span<const double> scores, double eps, std::span<double> weights) {
   WINNOW_CHECK(eps > 0 && !scores.empty() && scores.size() == weights.size(), "ε = {}", eps);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double max = -kInfinity;

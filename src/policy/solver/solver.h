@@ -1,4 +1,5 @@
-// What the restricted solvers of sparse decode share: the problem, options, record and scratch memory.
+// What the restricted solvers of sparse decode share: the problem, options, record and scratch
+// memory.
 //
 // A solver is a pure function: it looks for weights α on the simplex over M candidate atoms and
 // says how good they are. The entropic projection (`ExponentiatedGradient`) and the Euclidean one
@@ -28,8 +29,8 @@ enum class SolverStatus {
 
 struct SolverResult {
   SolverStatus status = SolverStatus::kNotFinite;
-  int iterations = 0;  // steps taken
-  double gap = 0;      // duality gap of the returned weights, >= 0
+  int iterations = 0;         // steps taken
+  double gap = 0;             // duality gap of the returned weights, >= 0
   double distance_bound = 0;  // ‖Σ α_j u_j − y‖ is at most this; y is the solver's exact optimum
 };
 
