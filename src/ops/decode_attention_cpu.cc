@@ -47,8 +47,8 @@ struct HeadBlock {
 
 // Prefetches values [i, i + kValues) of row `t` of what is read next into the second-level cache. A
 // few lines at a time, between the arithmetic: in bursts they fill the processor's miss buffers and
-// stall it (measured: bursts of 8 rows take 1.4 times as long as single lines; no prefetch, 1.5
-// times).
+// stall it (measured against a plain read of the same bytes, D = 128, f16, one thread: single lines
+// 1.24, bursts of 8, 16, 32 rows 1.4, 1.6, 1.8, no prefetch 1.9).
 template <class Row, size_t kValues>
 HWY_INLINE void PrefetchNext(const Segment& segment, size_t t, size_t i) {
   constexpr int kReadOnly = 0;
