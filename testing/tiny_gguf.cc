@@ -244,9 +244,13 @@ void Writer::Layer(int layer) {
   const int64_t kv_rows = int64_t{options_.kv_heads} * options_.head_dim;
   const bool biases = options_.output_biases;
   Norm(blk + "attn_norm.weight", hidden);
-  Projection(blk + "attn_q", hidden, q_rows, Is("qwen2"));
-  Projection(blk + "attn_k", hidden, kv_rows, Is("qwen2"));
-  Projection(blk + "attn_v", hidden, kv_rows, Is("qwen2"));
+  if (options_.fused_qkv) {
+    Projection(blk + "attn_qkv", hidden, q_rows + 2 * kv_rows, Is("qwen2"));
+  } else {
+    Projection(blk + "attn_q", hidden, q_rows, Is("qwen2"));
+    Projection(blk + "attn_k", hidden, kv_rows, Is("qwen2"));
+    Projection(blk + "attn_v", hidden, kv_rows, Is("qwen2"));
+  }
   if (Is("qwen3") || Is("gemma3")) {
     Norm(blk + "attn_q_norm.weight", options_.head_dim);
     Norm(blk + "attn_k_norm.weight", options_.head_dim);

@@ -20,6 +20,7 @@ struct TinyGguf {
   int head_dim = 16;
   int feed_forward = 96;
   int context_length = 512;
+  bool fused_qkv = false;            // one attn_qkv matrix in place of attn_q, attn_k and attn_v
   bool tied_output = false;          // no output.weight
   float rope_linear_factor = 0;      // 0: no scaling
   std::string rope_scaling_type;     // written as it is, unless empty

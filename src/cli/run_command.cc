@@ -1,7 +1,6 @@
 #include "cli/run_command.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <utility>

@@ -122,12 +122,12 @@ RopeConfig ReadRope(const Keys& keys, const Architecture& architecture, int head
   const double factor = keys.Real("rope.scaling.factor", keys.Real("rope.scale_linear", 0.0));
   if (factor < 0) keys.Refuse("the RoPE scaling factor is {}", factor);
   if (type == "linear" && factor > 0) rope.scale = 1.0f / static_cast<float>(factor);
-  if (const ggml_tensor* factors = keys.file().FindTensor("rope_freqs.weight")) {
+  if (keys.file().FindTensor("rope_freqs.weight") != nullptr) {
     if (!architecture.rope_factors) {
       keys.Refuse("{} models have no RoPE factors, yet there is a tensor '{}'", architecture.name,
                   "rope_freqs.weight");
     }
-    rope.frequency_factors = factors != nullptr;
+    rope.frequency_factors = true;
   }
   return rope;
 }

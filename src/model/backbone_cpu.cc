@@ -19,7 +19,7 @@ namespace winnow {
 namespace {
 
 // How many different T keep their graphs: the chunk of a prefill, its rest, decoding, one to spare.
-// A graph takes about 20 µs to build and 20 KB.
+// A graph takes about 20 KB.
 constexpr size_t kCachedTokenCounts = 4;
 
 class CpuBackbone : public Backbone {
@@ -28,7 +28,7 @@ class CpuBackbone : public Backbone {
       : config_(ReadModelConfig(file)),
         architecture_(FindArchitecture(file)),
         weights_(LoadWeights(file, config_)),
-        scratch_(config_, options.max_tokens),
+        scratch_(config_, options.max_tokens, pool->size()),
         pool_(pool),
         max_tokens_(options.max_tokens) {}
 
@@ -54,6 +54,10 @@ class CpuBackbone : public Backbone {
 
   PieceInputs Inputs() { return {architecture_, config_, weights_, scratch_, pool_->size()}; }
   Graphs& GraphsFor(int64_t n_tokens);
+  void Run(PieceGraph& piece) {
+    for (const auto& gemv : piece.gemvs) gemv->Reset();
+    pool_->Compute(piece.graph);
+  }
   void Check(int layer, int64_t n_tokens, int64_t width) const {
     WINNOW_CHECK(0 <= layer && layer < config_.n_layers, "layer {}", layer);
     WINNOW_CHECK(1 <= n_tokens && n_tokens <= max_tokens_, "{} tokens", n_tokens);
@@ -116,7 +120,7 @@ Qkv CpuBackbone::AttentionInput(int layer, TensorView<const float, 2> hidden,
   if (piece.graph == nullptr) piece = BuildAttentionInput(Inputs(), layer, n);
   for (ggml_tensor* tensor : piece.hidden) tensor->data = Address(hidden.data);
   piece.positions->data = Address(positions.data());
-  pool_->Compute(piece.graph);
+  Run(piece);
   const auto view = [&](const ggml_tensor* tensor, int64_t heads) {
     return TensorView<const float, 3>(static_cast<const float*>(tensor->data),
                                       {n, heads, config_.head_dim});
@@ -136,7 +140,7 @@ void CpuBackbone::AttentionOutput(int layer, TensorView<const float, 3> attentio
   if (piece.graph == nullptr) piece = BuildAttentionOutput(Inputs(), layer, n);
   for (ggml_tensor* tensor : piece.hidden) tensor->data = hidden.data;
   piece.attention->data = Address(attention.data);
-  pool_->Compute(piece.graph);
+  Run(piece);
 }
 
 void CpuBackbone::Logits(TensorView<const float, 2> hidden, TensorView<float, 2> logits) {
@@ -147,7 +151,7 @@ void CpuBackbone::Logits(TensorView<const float, 2> hidden, TensorView<float, 2>
   if (piece.graph == nullptr) piece = BuildLogits(Inputs(), n);
   for (ggml_tensor* tensor : piece.hidden) tensor->data = Address(hidden.data);
   for (ggml_tensor* tensor : piece.logits) tensor->data = logits.data;
-  pool_->Compute(piece.graph);
+  Run(piece);
 }
 
 }  // namespace

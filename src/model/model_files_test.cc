@@ -26,7 +26,7 @@ class BadFile : public ::testing::Test {
  protected:
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }
   std::string Write(const TinyGguf& options) {
-    const std::string path = Path("bad.gguf");
+    std::string path = Path("bad.gguf");
     testing::WriteTinyGguf(path, options);
     return path;
   }

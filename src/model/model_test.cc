@@ -30,9 +30,9 @@ using testing::TinyGguf;
 constexpr int kThreads = 2;
 
 std::string WriteTiny(const TinyGguf& options) {
-  static const std::string folder = testing::TemporaryFolder();
+  static const std::string kFolder = testing::TemporaryFolder();
   static int count = 0;
-  std::string path = folder + "/model-" + std::to_string(count++) + ".gguf";
+  std::string path = kFolder + "/model-" + std::to_string(count++) + ".gguf";
   testing::WriteTinyGguf(path, options);
   return path;
 }
@@ -235,6 +235,7 @@ std::vector<Case> Cases() {
       {"llama_llama3_factors", {.rope_llama3_factors = true}, kExactKl},
       {"llama_odd_width", {.hidden = 48, .head_dim = 12, .feed_forward = 100}, kExactKl},
       {"qwen2", {.architecture = "qwen2"}, kExactKl},
+      {"qwen2_fused_qkv", {.architecture = "qwen2", .fused_qkv = true}, kExactKl},
       {"qwen3", {.architecture = "qwen3", .head_dim = 32}, kExactKl},
       {"qwen3_linear", {.architecture = "qwen3", .rope_linear_factor = 2}, kExactKl},
       {"gemma3",
@@ -242,6 +243,9 @@ std::vector<Case> Cases() {
        kExactKl},
       {"gemma3_linear_softcap",
        {.architecture = "gemma3", .n_layers = 7, .rope_linear_factor = 8, .logit_softcap = 5},
+       kExactKl},
+      {"gemma3_scaled_by_width",
+       {.architecture = "gemma3", .n_layers = 62, .head_dim = 32},
        kExactKl},
       {"gemma3_no_window", {.architecture = "gemma3", .window = 0}, kExactKl},
       {"f16", {.weight_type = "f16"}, kExactKl},

@@ -60,16 +60,50 @@ class Builder {
     ggml_tensor* normed = At(ggml_rms_norm(ctx_, x, config_.norm_epsilon), address);
     return At(ggml_mul(ctx_, normed, weight), address);
   }
+  // Whether to use the one-token product.
+  bool UseGemv(const Linear& linear) const { return n_tokens_ == 1 && Gemv::Supports(linear); }
+  ggml_tensor* AddGemv(const Gemv::Options& options, ggml_tensor* x,
+                       ggml_tensor* before = nullptr) {
+    piece_.gemvs.push_back(
+        std::make_unique<Gemv>(options, inputs_.scratch.gemv(), inputs_.n_threads));
+    return piece_.gemvs.back()->Node(ctx_, x, before);
+  }
   ggml_tensor* Product(const Linear& linear, ggml_tensor* x, float* address) {
+    if (UseGemv(linear)) return At(AddGemv({.linear = linear}, x), address);
     ggml_tensor* y = At(ggml_mul_mat(ctx_, linear.weight, x), address);
     if (linear.bias != nullptr) y = InPlace(ggml_add(ctx_, y, linear.bias), y);
     return y;
   }
-  // The products of all matrices, one after the other from `address`.
-  std::vector<ggml_tensor*> Products(const StackedLinear& stack, ggml_tensor* x, float* address) {
+  // The product of the normed x, which may overwrite `a`.
+  ggml_tensor* NormedProduct(const Linear& linear, ggml_tensor* x, ggml_tensor* norm,
+                             float* address) {
+    if (UseGemv(linear)) {
+      return At(AddGemv({.linear = linear, .norm = norm, .epsilon = config_.norm_epsilon}, x),
+                address);
+    }
+    return Product(linear, Norm(x, norm, inputs_.scratch.a()), address);
+  }
+  // hidden + the product of x, after `post_norm` if there is one, into hidden; may overwrite `a`.
+  ggml_tensor* AddProductToHidden(const Linear& linear, ggml_tensor* x, ggml_tensor* post_norm,
+                                  ggml_tensor* hidden) {
+    if (post_norm == nullptr && UseGemv(linear)) {
+      ggml_tensor* sum = AddGemv({.linear = linear, .accumulate = true}, x, hidden);
+      piece_.hidden.push_back(sum);
+      return sum;
+    }
+    x = Product(linear, x, inputs_.scratch.a());
+    if (post_norm != nullptr) x = Norm(x, post_norm, inputs_.scratch.a());
+    return AddToHidden(hidden, x);
+  }
+  // The products of all matrices with the normed x, one after the other from `address`.
+  std::vector<ggml_tensor*> NormedProducts(const StackedLinear& stack, ggml_tensor* x,
+                                           ggml_tensor* norm, float* address) {
+    const bool one = stack.OneMatrix();
+    if (!one) x = Norm(x, norm, inputs_.scratch.a());
     std::vector<ggml_tensor*> products;
     for (const Linear& linear : stack.matrices) {
-      products.push_back(Product(linear, x, address));
+      products.push_back(one ? NormedProduct(linear, x, norm, address)
+                             : Product(linear, x, address));
       address += AlignUp(ggml_nelements(products.back()));
     }
     return products;
@@ -85,7 +119,7 @@ class Builder {
   void QueriesAndKeys(const LayerWeights& weights, const RopeConfig& rope,
                       const std::vector<ggml_tensor*>& products);
   ggml_tensor* Activate(ggml_tensor* gate, ggml_tensor* up, float* address);
-  ggml_tensor* Mlp(const LayerWeights& weights, ggml_tensor* x);
+  ggml_tensor* GatedMlp(const LayerWeights& weights, ggml_tensor* hidden);
 
   PieceGraph Finish(ggml_tensor* last) {
     ggml_build_forward_expand(piece_.graph, last);
@@ -158,8 +192,8 @@ PieceGraph Builder::AttentionInput(int layer) {
   ggml_tensor* hidden = Input(config_.hidden);
   piece_.hidden.push_back(hidden);
   piece_.positions = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, n_tokens_);
-  ggml_tensor* normed = Norm(hidden, weights.attention_norm, inputs_.scratch.a());
-  const std::vector<ggml_tensor*> products = Products(weights.qkv, normed, inputs_.scratch.b());
+  const std::vector<ggml_tensor*> products =
+      NormedProducts(weights.qkv, hidden, weights.attention_norm, inputs_.scratch.b());
   // All products come before any rotation, which may overwrite one in place.
   for (ggml_tensor* product : products) ggml_build_forward_expand(piece_.graph, product);
   QueriesAndKeys(weights, config_.layers[layer].rope, products);
@@ -173,10 +207,11 @@ ggml_tensor* Builder::Activate(ggml_tensor* gate, ggml_tensor* up, float* addres
             address);
 }
 
-// down(act(gate(x)) * up(x)), [T, E] in `a`.
-ggml_tensor* Builder::Mlp(const LayerWeights& weights, ggml_tensor* x) {
+// act(gate(x)) * up(x) of the normed hidden states, [T, F] in `c`.
+ggml_tensor* Builder::GatedMlp(const LayerWeights& weights, ggml_tensor* hidden) {
   const StackedLinear& stack = weights.gate_up;
-  const std::vector<ggml_tensor*> products = Products(stack, x, inputs_.scratch.b());
+  const std::vector<ggml_tensor*> products =
+      NormedProducts(stack, hidden, weights.mlp_norm, inputs_.scratch.b());
   const int64_t width = config_.feed_forward;
   // ggml spreads rows over threads; a single token's row is cut into one piece for each, where
   // every piece is whole vectors, so that each value comes from the same instructions as uncut.
@@ -189,36 +224,35 @@ ggml_tensor* Builder::Mlp(const LayerWeights& weights, ggml_tensor* x) {
                         stack.parts[i].row * sizeof(float));
   };
   ggml_tensor* active = Activate(part(0), part(1), inputs_.scratch.c());
-  active = InPlace(ggml_reshape_2d(ctx_, active, width, n_tokens_), active);
-  return Product(weights.down, active, inputs_.scratch.a());
+  return InPlace(ggml_reshape_2d(ctx_, active, width, n_tokens_), active);
 }
 
 PieceGraph Builder::AttentionOutput(int layer) {
   const LayerWeights& weights = inputs_.weights.layers[layer];
-  float* const a = inputs_.scratch.a();
   piece_.attention = Input(int64_t{config_.query_heads} * config_.head_dim);
   ggml_tensor* hidden = Input(config_.hidden);
   piece_.hidden.push_back(hidden);
-
-  ggml_tensor* x = Product(weights.attention_output, piece_.attention, a);
-  if (weights.attention_post_norm != nullptr) x = Norm(x, weights.attention_post_norm, a);
-  hidden = AddToHidden(hidden, x);
-  x = Mlp(weights, Norm(hidden, weights.mlp_norm, a));
-  if (weights.mlp_post_norm != nullptr) x = Norm(x, weights.mlp_post_norm, a);
-  return Finish(AddToHidden(hidden, x));
+  hidden = AddProductToHidden(weights.attention_output, piece_.attention,
+                              weights.attention_post_norm, hidden);
+  ggml_tensor* active = GatedMlp(weights, hidden);
+  return Finish(AddProductToHidden(weights.down, active, weights.mlp_post_norm, hidden));
 }
 
 PieceGraph Builder::Logits() {
   ggml_tensor* hidden = Input(config_.hidden);
   piece_.hidden.push_back(hidden);
-  ggml_tensor* x = Norm(hidden, inputs_.weights.output_norm, inputs_.scratch.a());
   const auto add = [&](ggml_tensor* logits) {
     piece_.logits.push_back(logits);
     return logits;
   };
-  x = add(ggml_mul_mat(ctx_, inputs_.weights.output.weight, x));
-  if (inputs_.weights.output.bias != nullptr) {
-    x = add(ggml_add(ctx_, x, inputs_.weights.output.bias));
+  const Linear& output = inputs_.weights.output;
+  ggml_tensor* x = nullptr;
+  if (UseGemv(output)) {
+    x = add(NormedProduct(output, hidden, inputs_.weights.output_norm, nullptr));
+  } else {
+    x = Norm(hidden, inputs_.weights.output_norm, inputs_.scratch.a());
+    x = add(ggml_mul_mat(ctx_, output.weight, x));
+    if (output.bias != nullptr) x = add(ggml_add(ctx_, x, output.bias));
   }
   if (config_.logit_softcap != 0) {
     x = add(ggml_scale(ctx_, x, 1.0f / config_.logit_softcap));
@@ -230,7 +264,9 @@ PieceGraph Builder::Logits() {
 
 }  // namespace
 
-Scratch::Scratch(const ModelConfig& config, int64_t max_tokens) {
+Scratch::Scratch(const ModelConfig& config, int64_t max_tokens, int n_threads)
+    : gemv_(n_threads, std::max<int64_t>({config.hidden, config.feed_forward,
+                                          int64_t{config.query_heads} * config.head_dim})) {
   const int64_t mlp = config.feed_forward;
   const int64_t slack = 3 * kAlignedFloats;  // up to three products, each aligned
   a_.Resize(max_tokens * config.hidden);

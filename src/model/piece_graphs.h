@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/tensor_view.h"
 #include "model/architecture.h"
 #include "model/config.h"
+#include "model/gemv.h"
 #include "model/weights.h"
 
 struct ggml_cgraph;
@@ -19,21 +21,24 @@ namespace winnow {
 // of it in `c`. The pieces share the memory, one runs at a time.
 class Scratch {
  public:
-  Scratch(const ModelConfig& config, int64_t max_tokens);
+  Scratch(const ModelConfig& config, int64_t max_tokens, int n_threads);
   float* a() { return a_.data(); }
   float* b() { return b_.data(); }
   float* c() { return c_.data(); }
+  GemvScratch* gemv() { return &gemv_; }
 
  private:
   AlignedBuffer<float> a_;  // [T, E]
   AlignedBuffer<float> b_;  // [T, max((H + 2K)·D, 2F)]
   AlignedBuffer<float> c_;  // [T, max((H + 2K)·D, F)]
+  GemvScratch gemv_;
 };
 
 // A graph whose tensors all have addresses but for those of the caller's memory: they are set
-// before each run.
+// before each run, and every one of `gemvs` is reset.
 struct PieceGraph {
   ContextPtr context;
+  std::vector<std::unique_ptr<Gemv>> gemvs;
   ggml_cgraph* graph = nullptr;
   std::vector<ggml_tensor*> hidden;  // [T, E] of the caller: input, and where a piece adds to it
   ggml_tensor* attention = nullptr;  // [T, H·D] of the caller

@@ -1,0 +1,297 @@
+#include "policy/certify/error_bounds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+
+namespace winnow {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
+
+using Term = BoundScratch::Term;
+
+double Distance(std::span<const double> a, std::span<const double> b) {
+  WINNOW_CHECK(a.size() == b.size(), "values of {} and {} channels", a.size(), b.size());
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum);
+}
+
+double Norm(std::span<const double> a) {
+  double sum = 0;
+  for (double x : a) sum += x * x;
+  return std::sqrt(sum);
+}
+
+// The read part as one more part, whose estimate is its own mass.
+UnreadPart AsPart(const ReadPart& read) {
+  return {{read.log_mass - read.log_mass_error, read.log_mass + read.log_mass_error,
+           {StatementKind::kDeterministic}},
+          read.log_mass,
+          read.out,
+          read.out_error,
+          read.out_error};
+}
+
+bool IsUsable(const UnreadPart& part) {
+  // A value norm finds NaN and infinity in any channel.
+  return part.log_mass.statement.standing != Standing::kNotFinite &&
+         part.log_mass.lo <= part.log_mass.hi && part.log_estimate < kInfinity &&
+         part.value_error >= 0 && part.value_radius >= 0 && std::isfinite(Norm(part.value_mean));
+}
+
+Statement StatementOf(const ReadPart& read, std::span<const UnreadPart> parts) {
+  Statement statement{StatementKind::kExact};
+  if (read.log_mass_error > 0 || read.out_error > 0) statement.kind = StatementKind::kDeterministic;
+  if (!IsUsable(AsPart(read))) statement.standing = Standing::kNotFinite;
+  for (const UnreadPart& part : parts) {
+    Statement of_part = part.log_mass.statement;
+    if (!IsUsable(part)) of_part.standing = Standing::kNotFinite;
+    // One part without upper bound does not make the whole vacuous; the result decides.
+    if (of_part.standing == Standing::kVacuous) of_part.standing = Standing::kInformative;
+    statement = Both(statement, of_part);
+  }
+  return statement;
+}
+
+double LargestLogMass(const ReadPart& read, std::span<const UnreadPart> parts) {
+  double largest = read.log_mass + read.log_mass_error;
+  for (const UnreadPart& part : parts) largest = std::max(largest, part.log_mass.hi);
+  return largest;
+}
+
+// max Σ error / Σ mass over the vertices, by Dinkelbach: with λ the value so far, every term takes
+// the end with the larger error − λ·mass, until λ no longer grows. Starts where every mass is
+// largest, so that the denominator is at least one. Superlinear; in practice under ten rounds.
+double MaximizeRatio(std::span<const Term> terms, double* denominator) {
+  double best = 0;
+  double best_mass = 0;
+  for (const Term& term : terms) {
+    best += term.error_hi;
+    best_mass += term.mass_hi;
+  }
+  if (best_mass <= 0) return best > 0 ? kInfinity : 0;
+  best /= best_mass;
+  *denominator = best_mass;
+  constexpr int kMaxRounds = 100;
+  for (int round = 0; round < kMaxRounds; ++round) {
+    double error = 0;
+    double mass = 0;
+    for (const Term& term : terms) {
+      const bool high = term.error_hi - best * term.mass_hi >= term.error_lo - best * term.mass_lo;
+      error += high ? term.error_hi : term.error_lo;
+      mass += high ? term.mass_hi : term.mass_lo;
+    }
+    if (mass <= 0) return error > 0 ? kInfinity : best;
+    const double next = error / mass;
+    if (!(next > best)) return best;
+    best = next;
+    *denominator = mass;
+  }
+  return kInfinity;  // never seen; an unfinished iteration comes from below and is no bound
+}
+
+// Each term at the maximum that `MaximizeRatio` found.
+void WriteContributions(std::span<const Term> terms, double ratio, double denominator,
+                        std::span<double> contributions) {
+  for (size_t p = 0; p < contributions.size(); ++p) {
+    const Term& term = terms[p];
+    const bool high = term.error_hi - ratio * term.mass_hi >= term.error_lo - ratio * term.mass_lo;
+    contributions[p] = (high ? term.error_hi : term.error_lo) / denominator;
+  }
+}
+
+// What rounding of outputs and norms can hide, and the largest value norm may amplify.
+double ValueRounding(const ReadPart& read, std::span<const UnreadPart> parts) {
+  double largest = Norm(read.out);
+  for (const UnreadPart& part : parts) largest = std::max(largest, Norm(part.value_mean));
+  return 4 * static_cast<double>(read.out.size() + parts.size() + 8) * kEpsilon * largest;
+}
+
+// Where a part has no upper bound of its mass, no finite maximum exists, and that part is in the way.
+void BlameUnbounded(std::span<const UnreadPart> parts, std::span<double> contributions) {
+  for (size_t p = 0; p < contributions.size(); ++p) {
+    contributions[p] = parts[p].log_mass.hi == kInfinity ? kInfinity : 0;
+  }
+}
+
+// The error that is possible whatever the masses are.
+double TrivialBound(const ReadPart& read, std::span<const UnreadPart> parts,
+                    std::span<const double> output) {
+  double bound = std::isfinite(read.log_mass) ? Distance(read.out, output) + read.out_error : 0;
+  for (const UnreadPart& part : parts) {
+    bound = std::max(bound, Distance(part.value_mean, output) + part.value_radius);
+  }
+  return bound;
+}
+
+template <typename ErrorOfMass>
+double MaximizeError(const ReadPart& read, std::span<const UnreadPart> parts, double log_scale,
+                     BoundScratch& scratch, std::span<double> contributions,
+                     const ErrorOfMass& error_of_mass) {
+  scratch.terms.clear();
+  const auto add = [&](const UnreadPart& part) {
+    const double lo = std::exp(part.log_mass.lo - log_scale);
+    const double hi = std::exp(part.log_mass.hi - log_scale);
+    scratch.terms.push_back({lo, hi, error_of_mass(part, lo), error_of_mass(part, hi)});
+  };
+  for (const UnreadPart& part : parts) add(part);
+  add(AsPart(read));
+  double denominator = 1;
+  const double ratio = MaximizeRatio(scratch.terms, &denominator);
+  WriteContributions(scratch.terms, ratio, denominator, contributions);
+  return ratio * (1 + 1e-12);
+}
+
+// Sets the bound, and the statement's standing by what is trivial.
+void Conclude(double bound, double trivial, ErrorBound& result) {
+  result.bound = std::min(bound, trivial);
+  if (!(bound < trivial)) result.statement.standing = Standing::kVacuous;
+  if (!std::isfinite(result.bound)) {
+    result.bound = kInfinity;
+    result.statement.standing =
+        std::isnan(bound) || std::isnan(trivial) ? Standing::kNotFinite : Standing::kVacuous;
+  }
+}
+
+// True if the result is settled before any maximisation.
+bool SettleSimpleCases(const ReadPart& read, std::span<const UnreadPart> parts,
+                       std::span<double> contributions, ErrorBound& result) {
+  WINNOW_CHECK(contributions.empty() || contributions.size() == parts.size());
+  std::fill(contributions.begin(), contributions.end(), 0.0);
+  result.statement = StatementOf(read, parts);
+  if (result.statement.standing == Standing::kNotFinite) {
+    result.bound = kInfinity;
+    return true;
+  }
+  if (!parts.empty()) return false;
+  result.bound = read.out_error;
+  return true;
+}
+
+double LogAdd(double x, double y) {
+  const double top = std::max(x, y);
+  if (std::isinf(top)) return top;
+  return top + std::log1p(std::exp(std::min(x, y) - top));
+}
+
+// 1/(1 + e^{read − unread})
+double Share(double log_unread, double log_read) {
+  if (log_unread == -kInfinity) return 0;
+  return 1 / (1 + std::exp(log_read - log_unread));
+}
+
+}  // namespace
+
+UnreadPart SummaryPart(std::span<const double> q, const PageSummaryView& page) {
+  const LogitShape shape = ShapeOfLogits(q, page);
+  UnreadPart part;
+  part.log_mass = BoundLogMass(shape);
+  part.log_estimate =
+      std::clamp(CumulantLogMass(q, page), part.log_mass.lo, part.log_mass.hi);
+  part.value_mean = page.value_mean;
+  part.value_error = BoundValueError(shape, page);
+  part.value_radius = page.value_radius + page.value_mean_error;
+  return part;
+}
+
+ShareInterval BoundUnreadShare(const ReadPart& read, std::span<const UnreadPart> parts) {
+  ShareInterval share;
+  share.statement = StatementOf(read, parts);
+  if (share.statement.standing == Standing::kNotFinite) return share;
+  double lo = -kInfinity;
+  double hi = -kInfinity;
+  for (const UnreadPart& part : parts) {
+    lo = LogAdd(lo, part.log_mass.lo);
+    hi = LogAdd(hi, part.log_mass.hi);
+  }
+  const double slack = 4 * static_cast<double>(parts.size() + 8) * kEpsilon;
+  share.lo = Share(lo, read.log_mass + read.log_mass_error + slack);
+  share.hi = hi == kInfinity ? 1 : Share(hi, read.log_mass - read.log_mass_error - slack);
+  // Nothing was read and something was not: a share of one, if there is any mass at all.
+  if (read.log_mass == -kInfinity && hi > -kInfinity) share.hi = 1;
+  if (share.hi - share.lo >= kVacuousShareWidth) share.statement.standing = Standing::kVacuous;
+  return share;
+}
+
+ErrorBound BoundDropped(const ReadPart& read, std::span<const UnreadPart> parts,
+                        BoundScratch& scratch, std::span<double> contributions) {
+  ErrorBound result;
+  if (SettleSimpleCases(read, parts, contributions, result)) return result;
+  const double trivial = TrivialBound(read, parts, read.out);
+  const double log_scale = LargestLogMass(read, parts);
+  if (log_scale == kInfinity || log_scale == -kInfinity) {
+    BlameUnbounded(parts, contributions);
+    Conclude(kInfinity, trivial, result);
+    return result;
+  }
+  const double bound = MaximizeError(
+      read, parts, log_scale, scratch, contributions, [&](const UnreadPart& part, double mass) {
+        return mass == 0 ? 0 : mass * (Distance(part.value_mean, read.out) + part.value_error);
+      });
+  Conclude(bound + ValueRounding(read, parts), trivial, result);
+  return result;
+}
+
+void CompleteOutput(const ReadPart& read, std::span<const UnreadPart> parts,
+                    std::span<double> out) {
+  WINNOW_CHECK(out.size() == read.out.size(), "{} and {} channels", out.size(), read.out.size());
+  std::fill(out.begin(), out.end(), 0.0);
+  double top = read.log_mass;
+  for (const UnreadPart& part : parts) top = std::max(top, part.log_estimate);
+  if (top == -kInfinity) return;
+  double total = 0;
+  const auto add = [&](double log_mass, std::span<const double> value) {
+    const double mass = std::exp(log_mass - top);
+    total += mass;
+    for (size_t c = 0; c < out.size(); ++c) out[c] += mass * value[c];
+  };
+  add(read.log_mass, read.out);
+  for (const UnreadPart& part : parts) {
+    WINNOW_CHECK(part.value_mean.size() == out.size());
+    add(part.log_estimate, part.value_mean);
+  }
+  for (double& x : out) x /= total;
+}
+
+CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> parts,
+                              std::span<const double> completed, BoundScratch& scratch,
+                              std::span<double> contributions) {
+  CompletedBound result;
+  if (SettleSimpleCases(read, parts, contributions, result)) {
+    result.by_masses = result.by_values = result.bound;
+    return result;
+  }
+  const double trivial = TrivialBound(read, parts, completed);
+  const double log_scale = LargestLogMass(read, parts);
+  if (log_scale == kInfinity || log_scale == -kInfinity) {
+    result.by_masses = kInfinity;
+    result.by_values = trivial;
+    BlameUnbounded(parts, contributions);
+    Conclude(kInfinity, trivial, result);
+    return result;
+  }
+  const double rounding = ValueRounding(read, parts);
+  const auto distance = [&](const UnreadPart& part) {
+    return Distance(part.value_mean, completed);
+  };
+  result.by_values = rounding + MaximizeError(read, parts, log_scale, scratch, {},
+                                              [&](const UnreadPart& part, double mass) {
+                                                if (mass == 0) return 0.0;
+                                                return mass * (distance(part) + part.value_error);
+                                              });
+  result.by_masses =
+      rounding + MaximizeError(read, parts, log_scale, scratch, contributions,
+                               [&](const UnreadPart& part, double mass) {
+                                 const double estimate = std::exp(part.log_estimate - log_scale);
+                                 const double missed = std::abs(mass - estimate) * distance(part);
+                                 return mass == 0 ? missed : mass * part.value_error + missed;
+                               });
+  Conclude(std::min(result.by_masses, result.by_values), trivial, result);
+  return result;
+}
+
+}  // namespace winnow
