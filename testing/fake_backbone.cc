@@ -70,8 +70,8 @@ FakeBackbone::FakeBackbone(const FakeShape& shape, uint64_t seed) {
 
 void FakeBackbone::Embed(std::span<const int32_t> tokens, TensorView<float, 2> hidden) {
   for (size_t t = 0; t < tokens.size(); ++t) {
-    std::copy_n(embedding_.data() + static_cast<int64_t>(tokens[t]) * config_.hidden, config_.hidden,
-                hidden.row(static_cast<int64_t>(t)));
+    std::copy_n(embedding_.data() + static_cast<int64_t>(tokens[t]) * config_.hidden,
+                config_.hidden, hidden.row(static_cast<int64_t>(t)));
   }
 }
 

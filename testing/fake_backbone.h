@@ -1,5 +1,5 @@
-// A small seeded transformer in plain loops, for tests of everything around a backbone. Every row is
-// computed alone, so results are the same bits for any batch or chunk.
+// A small seeded transformer in plain loops, for tests of everything around a backbone. Every row
+// is computed alone, so results are the same bits for any batch or chunk.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,8 @@ class FakeBackbone : public Backbone {
                        TensorView<float, 2> hidden) override;
   void Logits(TensorView<const float, 2> hidden, TensorView<float, 2> logits) override;
 
-  // Called at the start of AttentionInput with (layer, T, positions[0]); may throw to play a failure.
+  // Called at the start of AttentionInput with (layer, T, positions[0]); may throw to play a
+  // failure.
   std::function<void(int, int64_t, int32_t)> on_attention_input;
   // Called with each row of logits before it is returned; may spoil it.
   std::function<void(std::span<float>)> on_logits;

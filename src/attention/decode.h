@@ -25,8 +25,9 @@ class DecodePipeline {
   // Both outlive the pipeline.
   DecodePipeline(Backbone* backbone, ThreadPool* pool) : backbone_(backbone), pool_(pool) {}
 
-  // hidden [B, E]: in, the embeddings of the tokens; out, the last layer's output. Appends one token to
-  // every layer of every slot. Throws Error(kResource) if the pool is full: the caller rolls back.
+  // hidden [B, E]: in, the embeddings of the tokens; out, the last layer's output. Appends one
+  // token to every layer of every slot. Throws Error(kResource) if the pool is full: the caller
+  // rolls back.
   void Run(std::span<const DecodeSlot> slots, TensorView<float, 2> hidden, StageSeconds* seconds);
 
  private:

@@ -122,7 +122,7 @@ int64_t Engine::Impl::ResolveCapacity() const {
   const auto allowed =
       static_cast<int64_t>(static_cast<double>(AvailableMemoryBytes()) * kPoolShare);
   const int64_t one_context = WorstCase(context_tokens) * page_bytes;
-  const int64_t asked = options.kv_bytes > 0        ? options.kv_bytes
+  const int64_t asked = options.kv_bytes > 0         ? options.kv_bytes
                         : options.context_tokens > 0 ? one_context
                                                      : 0;
   if (options.kv_bytes < 0) Throw(ErrorKind::kUsage, "KV memory must not be negative");
@@ -133,14 +133,14 @@ int64_t Engine::Impl::ResolveCapacity() const {
           Mebibytes(asked), Mebibytes(allowed),
           TokensThatFit(config, allowed / page_bytes, layout.slots, options.prefill_chunk));
   }
-  const int64_t bytes = options.kv_bytes > 0
-                            ? options.kv_bytes
-                            : std::min(allowed, kDefaultContexts * one_context);
+  const int64_t bytes =
+      options.kv_bytes > 0 ? options.kv_bytes : std::min(allowed, kDefaultContexts * one_context);
   const int64_t capacity = bytes / page_bytes;
   if (capacity < WorstCase(1)) {
-    Throw(ErrorKind::kResource,
-          "{:.2f} MiB of KV memory hold no token: one needs a page in each of {} layers, {:.2f} MiB",
-          Mebibytes(bytes), config.n_layers, Mebibytes(WorstCase(1) * page_bytes));
+    Throw(
+        ErrorKind::kResource,
+        "{:.2f} MiB of KV memory hold no token: one needs a page in each of {} layers, {:.2f} MiB",
+        Mebibytes(bytes), config.n_layers, Mebibytes(WorstCase(1) * page_bytes));
   }
   return capacity;
 }
@@ -160,18 +160,20 @@ void Engine::Impl::ValidateRequest(const Request& request) const {
   }
   request.sampling.Validate();
   if (n_prompt >= context_tokens) {
-    Throw(ErrorKind::kInput,
-          "the prompt has {} tokens and the context holds {}, one of them for the answer: shorten or "
-          "split the documents{}",
-          n_prompt, context_tokens,
-          context_tokens < config.context_length
-              ? fmt::format(", or raise --ctx (this model takes up to {})", config.context_length)
-              : ", or use a model with a longer context");
+    Throw(
+        ErrorKind::kInput,
+        "the prompt has {} tokens and the context holds {}, one of them for the answer: shorten or "
+        "split the documents{}",
+        n_prompt, context_tokens,
+        context_tokens < config.context_length
+            ? fmt::format(", or raise --ctx (this model takes up to {})", config.context_length)
+            : ", or use a model with a longer context");
   }
   const int64_t n_total = std::min(n_prompt + request.max_new_tokens, context_tokens);
   if (WorstCase(n_total) > pages.capacity_pages()) {
     Throw(ErrorKind::kResource,
-          "{} prompt tokens and {} new ones need {:.0f} MiB of KV memory and the pool has {:.0f} MiB: "
+          "{} prompt tokens and {} new ones need {:.0f} MiB of KV memory and the pool has {:.0f} "
+          "MiB: "
           "{} tokens would fit (--kv-memory raises it)",
           n_prompt, n_total - n_prompt,
           Mebibytes(WorstCase(n_total) * static_cast<int64_t>(layout.page_bytes)),
@@ -250,7 +252,8 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
                .hidden = {hidden, {n, config.hidden}},
                .first_output = first_output},
               &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
-  if (last_layer && s.request.on_prompt_logits) EmitPromptLogits(sequence, quantum.begin, quantum.end);
+  if (last_layer && s.request.on_prompt_logits)
+    EmitPromptLogits(sequence, quantum.begin, quantum.end);
 
   s.status.next_token = quantum.end;
   if (quantum.end == s.n_prompt()) {
@@ -306,13 +309,14 @@ void Engine::Impl::RunDecode(const std::vector<Sequence*>& batch) {
         if (batch[b]->kv.n_tokens(layer) > before[b]) batch[b]->kv.Truncate(layer, before[b]);
       }
     }
-    // The trouble has no owner (memory, most likely): the newest one makes room, the others try again.
+    // The trouble has no owner (memory, most likely): the newest one makes room, the others try
+    // again.
     Finish(batch.back(), FinishReason::kFailed, error.what());
     return;
   }
   for (size_t b = 0; b < batch.size(); ++b) {
-    TakeToken(batch[b], {logits.data() + b * config.vocabulary,
-                         static_cast<size_t>(config.vocabulary)});
+    TakeToken(batch[b],
+              {logits.data() + b * config.vocabulary, static_cast<size_t>(config.vocabulary)});
   }
 }
 
@@ -348,7 +352,8 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
 
 void Engine::Impl::TakeToken(Sequence* sequence, std::span<const float> row_logits) {
   Sequence& s = *sequence;
-  if (!std::all_of(row_logits.begin(), row_logits.end(), [](float x) { return std::isfinite(x); })) {
+  if (!std::all_of(row_logits.begin(), row_logits.end(),
+                   [](float x) { return std::isfinite(x); })) {
     Finish(sequence, FinishReason::kFailed,
            fmt::format("the model's logits after token {} are not finite",
                        s.n_prompt() + static_cast<int64_t>(s.generated.size())));

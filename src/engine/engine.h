@@ -1,8 +1,9 @@
 // The engine: many sequences over one model, one page pool and one thread pool, a step at a time.
 //
-// A step is plan → reserve → run → commit or roll back. It decodes one token of every decoding sequence,
-// as one batch, and runs prefill quanta (one layer × one token chunk, layer-major) of those that are
-// still reading their prompt. One thread calls Submit and Step; Cancel may come from any.
+// A step is plan → reserve → run → commit or roll back. It decodes one token of every decoding
+// sequence, as one batch, and runs prefill quanta (one layer × one token chunk, layer-major) of
+// those that are still reading their prompt. One thread calls Submit and Step; Cancel may come from
+// any.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@
 namespace winnow {
 
 struct EngineOptions {
-  int64_t context_tokens = 0;   // longest sequence; 0: the model's context length
-  int64_t kv_bytes = 0;         // page pool; 0: one context, or what fits in memory if that is less
+  int64_t context_tokens = 0;  // longest sequence; 0: the model's context length
+  int64_t kv_bytes = 0;        // page pool; 0: one context, or what fits in memory if that is less
   DType kv_dtype = DType::kF16;
   int page_slots = 32;          // G
   int64_t prefill_chunk = 512;  // tokens of a quantum
@@ -29,18 +30,18 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // `backbone` and `pool` outlive the engine; `tokenizer` too, or is null (token-only use: no text, no
-  // stop strings, no end tokens). Throws Error(kUsage) for bad options, Error(kResource) if not even one
-  // page a layer fits, saying what would.
+  // `backbone` and `pool` outlive the engine; `tokenizer` too, or is null (token-only use: no text,
+  // no stop strings, no end tokens). Throws Error(kUsage) for bad options, Error(kResource) if not
+  // even one page a layer fits, saying what would.
   Engine(Backbone* backbone, const Tokenizer* tokenizer, ThreadPool* pool,
          const EngineOptions& options);
   ~Engine();
 
   // Queues a request. Throws Error(kInput) for an empty prompt or token ids outside the vocabulary;
-  // Error(kInput) if the prompt leaves no room for an answer in the context (both lengths, and what to
-  // do; an answer that reaches the end of the context ends there, kContextFull);
-  // Error(kResource) if its KV can never fit the pool (what would fit); Error(kUsage) for a bad arm or
-  // sampling parameter.
+  // Error(kInput) if the prompt leaves no room for an answer in the context (both lengths, and what
+  // to do; an answer that reaches the end of the context ends there, kContextFull);
+  // Error(kResource) if its KV can never fit the pool (what would fit); Error(kUsage) for a bad arm
+  // or sampling parameter.
   RequestId Submit(Request request);
 
   // Ends a request at the next quantum; what it has generated is kept. Unknown ids are ignored.

@@ -51,14 +51,15 @@ Generated Generate(Engine* engine, std::vector<TokenId> tokens, int64_t n_new) {
   return out;
 }
 
-// The logits agree within float noise. 32 terms a dot product at |x| of order 1 and three layers give
-// errors of about 1e-5; f32 KV keeps the cache exact.
+// The logits agree within float noise. 32 terms a dot product at |x| of order 1 and three layers
+// give errors of about 1e-5; f32 KV keeps the cache exact.
 void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, double tolerance = 2e-4) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << "at " << i;
 }
 
-// Token streams may part only where the two best logits were closer than twice the noise between them.
+// Token streams may part only where the two best logits were closer than twice the noise between
+// them.
 void ExpectSameUpToTies(const Generated& a, const Generated& b) {
   const auto& x = a.result.tokens;
   const auto& y = b.result.tokens;

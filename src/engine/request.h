@@ -59,7 +59,8 @@ struct Request {
   // All are called from within Engine::Step, on its thread; each may be empty.
   std::function<void(const PrefillProgress&)> on_prefill;
   std::function<void(std::string_view)> on_text;  // whole UTF-8 characters, stop strings held back
-  // Logits [V] at prompt position `position`, for every position in order; switches prefix reuse off.
+  // Logits [V] at prompt position `position`, for every position in order; switches prefix reuse
+  // off.
   std::function<void(int64_t position, std::span<const float> logits)> on_prompt_logits;
   // Logits [V] from which generated token `index` was drawn.
   std::function<void(int64_t index, std::span<const float> logits)> on_logits;
@@ -74,12 +75,12 @@ struct RequestResult {
   std::string text;
   std::vector<TokenId> tokens;  // generated, an end token included
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;    // of the prompt, found in resident pages
-  double queue_seconds = 0;     // before admission
+  int64_t reused_tokens = 0;  // of the prompt, found in resident pages
+  double queue_seconds = 0;   // before admission
   double prefill_seconds = 0;
-  double ttft_seconds = 0;      // from submission to the first token
-  double decode_seconds = 0;    // from the first token to the last
-  int64_t kv_bytes = 0;         // of pages this request held at its end
+  double ttft_seconds = 0;    // from submission to the first token
+  double decode_seconds = 0;  // from the first token to the last
+  int64_t kv_bytes = 0;       // of pages this request held at its end
   RequestLedger ledger;
 
   // Seconds a token after the first one; 0 if there are fewer than two.

@@ -32,9 +32,9 @@ void Sampler::Free::operator()(llama_sampler* chain) const { llama_sampler_free(
 
 Sampler::Sampler(const SamplingParams& params, int n_vocab, std::span<const TokenId> prompt)
     : n_vocab_(n_vocab) {
-  const bool penalties = params.penalty_last_n != 0 &&
-                         (params.repeat_penalty != 1 || params.frequency_penalty != 0 ||
-                          params.presence_penalty != 0);
+  const bool penalties =
+      params.penalty_last_n != 0 &&
+      (params.repeat_penalty != 1 || params.frequency_penalty != 0 || params.presence_penalty != 0);
   const bool greedy = params.temperature <= 0;
   if (greedy && !penalties) return;
 
@@ -43,10 +43,9 @@ Sampler::Sampler(const SamplingParams& params, int n_vocab, std::span<const Toke
     // A prompt is finite, so "everything" is a window no history outgrows.
     constexpr int kEverything = 1 << 20;
     const int last_n = params.penalty_last_n < 0 ? kEverything : params.penalty_last_n;
-    llama_sampler_chain_add(
-        chain_.get(),
-        llama_sampler_init_penalties(n_vocab, last_n, params.repeat_penalty,
-                                     params.frequency_penalty, params.presence_penalty));
+    llama_sampler_chain_add(chain_.get(), llama_sampler_init_penalties(
+                                              n_vocab, last_n, params.repeat_penalty,
+                                              params.frequency_penalty, params.presence_penalty));
   }
   if (greedy) {
     llama_sampler_chain_add(chain_.get(), llama_sampler_init_greedy());

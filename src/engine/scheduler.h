@@ -36,17 +36,17 @@ struct PlannedQuantum {
 struct StepPlan {
   std::vector<int> admit;   // first come, first served; nobody overtakes
   std::vector<int> decode;  // all that decode, as one batch
-  // One quantum a step, of the first sequence that still reads its prompt, so that a long prompt delays
-  // the decoding ones by one quantum a token and no more.
+  // One quantum a step, of the first sequence that still reads its prompt, so that a long prompt
+  // delays the decoding ones by one quantum a token and no more.
   std::vector<PlannedQuantum> prefill;
 };
 
-// Statuses are in order of submission. A sequence admitted by this plan starts its prefill in the next
-// one: admission may find a part of its prompt in resident pages.
+// Statuses are in order of submission. A sequence admitted by this plan starts its prefill in the
+// next one: admission may find a part of its prompt in resident pages.
 StepPlan PlanStep(std::span<const SequenceStatus> sequences, const StepLimits& limits);
 
-// Most pages that a sequence of `n_tokens` tokens holds at any time, all layers. A local layer holds its
-// window, one page of slack, and the chunk that is being written.
+// Most pages that a sequence of `n_tokens` tokens holds at any time, all layers. A local layer
+// holds its window, one page of slack, and the chunk that is being written.
 int64_t WorstCasePages(const ModelConfig& config, int64_t n_tokens, int page_slots,
                        int64_t prefill_chunk);
 

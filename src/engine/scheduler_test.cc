@@ -12,7 +12,9 @@ using testing::IsEmpty;
 SequenceStatus Waiting(int64_t pages, int64_t n_prompt = 100) {
   return {.phase = Phase::kWaiting, .worst_case_pages = pages, .n_prompt = n_prompt};
 }
-SequenceStatus Decoding(int64_t pages) { return {.phase = Phase::kDecode, .worst_case_pages = pages}; }
+SequenceStatus Decoding(int64_t pages) {
+  return {.phase = Phase::kDecode, .worst_case_pages = pages};
+}
 
 TEST(PlanStep, NothingToDo) {
   const StepPlan plan = PlanStep({}, {.capacity_pages = 10});

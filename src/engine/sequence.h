@@ -45,10 +45,10 @@ struct Sequence {
   Sampler sampler;
   TextStream stream;
   SequenceStatus status;
-  std::vector<int32_t> positions;   // of the prompt, [n_prompt]
-  std::vector<Hash128> page_hashes; // of the full pages of tokens known so far
-  int64_t n_reused = 0;             // prompt tokens found in resident pages
-  AlignedBuffer<float> hidden;      // [n_prompt - n_reused, E] during prefill
+  std::vector<int32_t> positions;    // of the prompt, [n_prompt]
+  std::vector<Hash128> page_hashes;  // of the full pages of tokens known so far
+  int64_t n_reused = 0;              // prompt tokens found in resident pages
+  AlignedBuffer<float> hidden;       // [n_prompt - n_reused, E] during prefill
   std::vector<TokenId> generated;
   RequestLedger ledger;
 

@@ -1,5 +1,5 @@
-// Turns generated tokens into text that can be shown: whole UTF-8 characters, and nothing that may still
-// become a stop string.
+// Turns generated tokens into text that can be shown: whole UTF-8 characters, and nothing that may
+// still become a stop string.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ class TextStream {
   // No more tokens: returns what was held back.
   std::string Finish();
 
-  bool stopped() const { return stopped_; }  // a stop string appeared
+  bool stopped() const { return stopped_; }          // a stop string appeared
   const std::string& text() const { return text_; }  // everything returned so far
 
  private:

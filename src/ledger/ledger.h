@@ -18,7 +18,8 @@ struct RequestLedger {
   PhaseLedger decode;
 };
 
-// {"tokens", "kv_tokens_read", "kv_tokens_resident", "bytes_read", "bytes_dense", "seconds": {stage: s}}
+// {"tokens", "kv_tokens_read", "kv_tokens_resident", "bytes_read", "bytes_dense", "seconds":
+// {stage: s}}
 nlohmann::ordered_json ToJson(const PhaseLedger& phase);
 
 }  // namespace winnow

@@ -9,8 +9,9 @@
 
 namespace winnow {
 
-// Stores k and v, [T, K, D] each, as tokens first..first+T-1 of `layer`, which Append has already made
-// room for. f16 rounds to nearest even; q8_0 is ggml's quantisation. Throws nothing; CHECKs shapes.
+// Stores k and v, [T, K, D] each, as tokens first..first+T-1 of `layer`, which Append has already
+// made room for. f16 rounds to nearest even; q8_0 is ggml's quantisation. Throws nothing; CHECKs
+// shapes.
 void StoreKv(SequenceKv* kv, int layer, int64_t first, TensorView<const float, 3> k,
              TensorView<const float, 3> v);
 

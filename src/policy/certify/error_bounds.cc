@@ -28,7 +28,8 @@ double Norm(std::span<const double> a) {
 
 // The read part as one more part, whose estimate is its own mass.
 UnreadPart AsPart(const ReadPart& read) {
-  return {{read.log_mass - read.log_mass_error, read.log_mass + read.log_mass_error,
+  return {{read.log_mass - read.log_mass_error,
+           read.log_mass + read.log_mass_error,
            {StatementKind::kDeterministic}},
           read.log_mass,
           read.out,
@@ -111,7 +112,8 @@ double ValueRounding(const ReadPart& read, std::span<const UnreadPart> parts) {
   return 4 * static_cast<double>(read.out.size() + parts.size() + 8) * kEpsilon * largest;
 }
 
-// Where a part has no upper bound of its mass, no finite maximum exists, and that part is in the way.
+// Where a part has no upper bound of its mass, no finite maximum exists, and that part is in the
+// way.
 void BlameUnbounded(std::span<const UnreadPart> parts, std::span<double> contributions) {
   for (size_t p = 0; p < contributions.size(); ++p) {
     contributions[p] = parts[p].log_mass.hi == kInfinity ? kInfinity : 0;
@@ -190,8 +192,7 @@ UnreadPart SummaryPart(std::span<const double> q, const PageSummaryView& page) {
   const LogitShape shape = ShapeOfLogits(q, page);
   UnreadPart part;
   part.log_mass = BoundLogMass(shape);
-  part.log_estimate =
-      std::clamp(CumulantLogMass(q, page), part.log_mass.lo, part.log_mass.hi);
+  part.log_estimate = std::clamp(CumulantLogMass(q, page), part.log_mass.lo, part.log_mass.hi);
   part.value_mean = page.value_mean;
   part.value_error = BoundValueError(shape, page);
   part.value_radius = page.value_radius + page.value_mean_error;

@@ -30,8 +30,8 @@ struct ReadPart {
 
 // A page (or a token, or any set) that was not read.
 struct UnreadPart {
-  LogInterval log_mass;                // of log Z_p, with the kind of statement it is
-  double log_estimate = 0;             // log Ẑ_p, of whatever estimator; need not be in the interval
+  LogInterval log_mass;     // of log Z_p, with the kind of statement it is
+  double log_estimate = 0;  // log Ẑ_p, of whatever estimator; need not be in the interval
   std::span<const double> value_mean;  // [E] the value that stands for the part: v̄_p
   double value_error = 0;              // ε_p >= ‖o_p − value_mean‖
   double value_radius = 0;             // >= the same whatever the logits: says what is vacuous

@@ -55,8 +55,8 @@ Sums SumOverChannels(std::span<const double> q, const PageSummaryView& page) {
     sums.box_above += std::max({to_lo, to_hi, 0.0});
     sums.norm_squared += Square(q[c]);
     sums.deviation += Product(weight, page.deviation_hi[c]);
-    sums.largest_channel = std::max(
-        sums.largest_channel, Product(weight, page.deviation_lo[c] + page.deviation_hi[c]));
+    sums.largest_channel = std::max(sums.largest_channel,
+                                    Product(weight, page.deviation_lo[c] + page.deviation_hi[c]));
     // max and min lose NaN; products with zero keep it, and find infinities.
     probe += 0 * (q[c] + page.mean[c] + page.box_lo[c] + page.box_hi[c] + error);
     if (std::isnan(page.deviation_lo[c] + page.deviation_hi[c])) probe = page.deviation_hi[c];
@@ -116,16 +116,14 @@ LogitShape ShapeOfLogits(std::span<const double> q, const PageSummaryView& page)
   shape.below = std::min(shape.reach, shape.box_below) + shape.centre_error;
   shape.above = std::min(shape.reach, shape.box_above) + shape.centre_error;
 
-  shape.variance_hi =
-      std::min({Product(shape.below, shape.above) * kInflate,
-                Square(sums.deviation * kInflate + rounding),
-                Product(sums.norm_squared, page.largest_variance) * kInflate + Square(rounding)});
+  shape.variance_hi = std::min(
+      {Product(shape.below, shape.above) * kInflate, Square(sums.deviation * kInflate + rounding),
+       Product(sums.norm_squared, page.largest_variance) * kInflate + Square(rounding)});
   // No value is further from the mean of n than √(n − 1) deviations (Samuelson).
   const double furthest = std::sqrt(Product(static_cast<double>(page.n - 1), shape.variance_hi));
   shape.below = std::min(shape.below, furthest * kInflate);
   shape.above = std::min(shape.above, furthest * kInflate);
-  shape.variance_hi =
-      std::min(shape.variance_hi, Product(shape.below, shape.above) * kInflate);
+  shape.variance_hi = std::min(shape.variance_hi, Product(shape.below, shape.above) * kInflate);
   shape.variance_lo = Square(LeastDeviation(sums, rounding));
   return shape;
 }
@@ -157,8 +155,7 @@ LogInterval BoundLogMass(const LogitShape& shape, MassBound method) {
   }
   const double base = std::log(static_cast<double>(shape.n)) + shape.centre;
   const double spread = std::isfinite(hi) ? std::abs(lo) + std::abs(hi) : 0;
-  const double slack =
-      shape.centre_error + 16 * kEpsilon * (1 + std::abs(base) + spread);
+  const double slack = shape.centre_error + 16 * kEpsilon * (1 + std::abs(base) + spread);
   interval.lo = base + lo - slack;
   interval.hi = base + hi + slack;
   if (!(interval.hi < kInfinity)) interval.statement.standing = Standing::kVacuous;
@@ -189,8 +186,7 @@ double BoundValueError(const LogitShape& shape, const PageSummaryView& page) {
   const double by_moments =
       std::expm1(LogMgfUpper(2 * shape.above, 4 * shape.variance_hi) -
                  2 * LogMgfLower(shape.below, shape.variance_lo) + 16 * kEpsilon * (1 + width));
-  const double chi_squared =
-      std::min(Square(std::sinh(width / 2)), std::max(0.0, by_moments));
+  const double chi_squared = std::min(Square(std::sinh(width / 2)), std::max(0.0, by_moments));
   const double by_chi = Product(page.value_deviation, std::sqrt(chi_squared)) * kInflate;
   return std::min(by_range, by_chi) + rest;
 }

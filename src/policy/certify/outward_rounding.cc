@@ -54,8 +54,7 @@ double NearestError(double rounded, FloatFormat format) {
   if (!std::isfinite(rounded)) return kInfinity;
   const Precision precision = PrecisionOf(format);
   // frexp calls the exponent of zero 0; the spacing there is that of the subnormals.
-  const int exponent =
-      rounded == 0 ? precision.min_exponent : SpacingExponent(rounded, precision);
+  const int exponent = rounded == 0 ? precision.min_exponent : SpacingExponent(rounded, precision);
   return std::ldexp(0.5, exponent);
 }
 

@@ -12,8 +12,7 @@ namespace {
 // The read part so far, which owns its output.
 class Reading {
  public:
-  explicit Reading(const ReadPart& read)
-      : part_(read), out_(read.out.begin(), read.out.end()) {}
+  explicit Reading(const ReadPart& read) : part_(read), out_(read.out.begin(), read.out.end()) {}
 
   ReadPart part() const {
     ReadPart part = part_;
@@ -35,8 +34,8 @@ class Reading {
       distance += difference * difference;
       out_[c] += weight * difference;
     }
-    // Masses that are off by a factor of e^{±δ} each, so that their ratio is off by e^{±2δ}, move the
-    // weight by at most tanh(δ/2).
+    // Masses that are off by a factor of e^{±δ} each, so that their ratio is off by e^{±2δ}, move
+    // the weight by at most tanh(δ/2).
     part_.log_mass_error = std::max(part_.log_mass_error, other.log_mass_error);
     part_.out_error = (1 - weight) * part_.out_error + weight * other.out_error +
                       std::tanh(part_.log_mass_error / 2) * std::sqrt(distance);
@@ -73,8 +72,7 @@ RefineResult Refine(const RefineOptions& options, const ReadPart& read,
   RefineResult result;
   while (true) {
     contributions.resize(left.size());
-    const ErrorBound bound =
-        Bound(options.goal, reading.part(), left, out, scratch, contributions);
+    const ErrorBound bound = Bound(options.goal, reading.part(), left, out, scratch, contributions);
     result.bound = bound.bound;
     result.statement = bound.statement;
     result.met = bound.statement.IsBound() && bound.bound <= options.tolerance;

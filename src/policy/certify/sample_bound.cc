@@ -50,16 +50,16 @@ SamplePlan::SamplePlan(std::span<const SampleStratum> strata)
               !std::isnan(stratum.log_estimate) &&
               stratum.log_mass.statement.standing != Standing::kNotFinite;
     if (!finite_) return;
-    stratum.log_estimate = std::clamp(stratum.log_estimate, log_n + stratum.logit_lo,
-                                      log_n + stratum.logit_hi);
+    stratum.log_estimate =
+        std::clamp(stratum.log_estimate, log_n + stratum.logit_lo, log_n + stratum.logit_hi);
     log_scale_ = std::max(log_scale_, log_n + stratum.logit_hi);
   }
   double least = 0;
   double most = 0;
   for (size_t p = 0; p < strata_.size(); ++p) {
     const SampleStratum& stratum = strata_[p];
-    const double top = std::exp(std::log(static_cast<double>(stratum.n)) + stratum.logit_hi -
-                                log_scale_);
+    const double top =
+        std::exp(std::log(static_cast<double>(stratum.n)) + stratum.logit_hi - log_scale_);
     const double width = top * -std::expm1(stratum.logit_lo - stratum.logit_hi);
     width_ += width;
     cumulative_[p] = width_;
@@ -113,7 +113,8 @@ LogInterval SamplePlan::Certain() const {
     hi += std::exp(stratum.log_mass.hi - log_scale_);
   }
   const double slack = 1e-14 * static_cast<double>(strata_.size() + 8);
-  return {std::log(lo) + log_scale_ - slack, std::log(hi) + log_scale_ + slack,
+  return {std::log(lo) + log_scale_ - slack,
+          std::log(hi) + log_scale_ + slack,
           {StatementKind::kDeterministic}};
 }
 

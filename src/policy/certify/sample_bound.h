@@ -47,11 +47,11 @@ class SamplePlan {
   SampleDraw Draw(Rng& rng) const;
 
   // logits [m] of draws [m] of `Draw`, which were fixed before any logit was seen; delta in (0, 1).
-  // With probability 1 − delta over the draws the interval holds (Maurer and Pontil 2009, theorem 4,
-  // on both sides), cut to what the summaries say for certain: `statistical`, or `deterministic`
-  // where they say as much at both ends, as with fewer than two draws. Not finite if a logit is not,
-  // or lies outside of its range by more than a kernel's rounding: then the summary is of other
-  // tokens.
+  // With probability 1 − delta over the draws the interval holds (Maurer and Pontil 2009, theorem
+  // 4, on both sides), cut to what the summaries say for certain: `statistical`, or `deterministic`
+  // where they say as much at both ends, as with fewer than two draws. Not finite if a logit is
+  // not, or lies outside of its range by more than a kernel's rounding: then the summary is of
+  // other tokens.
   SampledMass Bound(std::span<const SampleDraw> draws, std::span<const double> logits,
                     double delta) const;
   // The same by the normal approximation: `asymptotic`, no bound.

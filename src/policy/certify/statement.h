@@ -33,9 +33,9 @@ struct Statement {
   }
 };
 
-std::string_view KindName(StatementKind kind);       // "exact", .. "estimate"
-std::string_view StandingName(Standing standing);    // "informative", "vacuous", "not finite"
-std::string Describe(const Statement& statement);    // such as "statistical(0.05), vacuous"
+std::string_view KindName(StatementKind kind);     // "exact", .. "estimate"
+std::string_view StandingName(Standing standing);  // "informative", "vacuous", "not finite"
+std::string Describe(const Statement& statement);  // such as "statistical(0.05), vacuous"
 
 // What may be said of a figure that rests on both: the weaker kind, the worse standing, and the sum
 // of the δ (union bound), at most 1.

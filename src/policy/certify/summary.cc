@@ -82,8 +82,8 @@ double SquareAtMost(double difference, double error) {
   return Square(std::abs(difference) + error);
 }
 
-// Deviation of the tokens that are left: (n·var − Σ (k − c)²)/m − (c' − c)², in intervals, and wider
-// by what the subtraction can have lost.
+// Deviation of the tokens that are left: (n·var − Σ (k − c)²)/m − (c' − c)², in intervals, and
+// wider by what the subtraction can have lost.
 void ReduceDeviation(const PageSummary& from, TensorView<const double, 2> keys, PageSummary& to) {
   const auto n = static_cast<double>(from.n);
   const auto m = static_cast<double>(to.n);
@@ -103,8 +103,9 @@ void ReduceDeviation(const PageSummary& from, TensorView<const double, 2> keys, 
     const double lost = 4 * (n + 4) * kEpsilon * (all_hi + removed_hi) / m;
     to.deviation_hi[c] = std::sqrt(
         std::max(0.0, (all_hi - removed_lo) / m - SquareAtLeast(shift, shift_error) + lost));
-    to.deviation_lo[c] = std::sqrt(std::max(0.0, (n * Square(from.deviation_lo[c]) - removed_hi) / m -
-                                                     SquareAtMost(shift, shift_error) - lost));
+    to.deviation_lo[c] =
+        std::sqrt(std::max(0.0, (n * Square(from.deviation_lo[c]) - removed_hi) / m -
+                                    SquareAtMost(shift, shift_error) - lost));
     // A NaN must not become a zero.
     if (std::isnan(all_hi + removed_hi + shift)) to.deviation_hi[c] = all_hi + removed_hi + shift;
   }
@@ -124,8 +125,19 @@ std::vector<double> MeanWithout(std::span<const double> mean, TensorView<const d
 }  // namespace
 
 PageSummaryView PageSummary::View() const {
-  return {n,           mean,       mean_error,       box_lo,       box_hi,          deviation_lo, deviation_hi,
-          radius,      largest_variance, value_mean, value_mean_error, value_radius, value_deviation};
+  return {n,
+          mean,
+          mean_error,
+          box_lo,
+          box_hi,
+          deviation_lo,
+          deviation_hi,
+          radius,
+          largest_variance,
+          value_mean,
+          value_mean_error,
+          value_radius,
+          value_deviation};
 }
 
 PageSummary Summarize(TensorView<const double, 2> keys, TensorView<const double, 2> values) {

@@ -16,18 +16,18 @@ namespace winnow {
 
 // D is the dimension of keys, E that of values. A figure that is not kept is +inf.
 struct PageSummaryView {
-  int64_t n = 0;                               // tokens, >= 1
-  std::span<const double> mean;                // [D] near the mean key c
-  std::span<const double> mean_error;          // [D] >= |mean − c|; empty: zero
-  std::span<const double> box_lo, box_hi;      // [D] around every key
-  std::span<const double> deviation_lo;        // [D] <= standard deviation (1/n) of the keys
-  std::span<const double> deviation_hi;        // [D] >= the same
-  double radius = kUnknown;                    // >= max ‖k − c‖
-  double largest_variance = kUnknown;          // >= largest eigenvalue of the keys' covariance (1/n)
-  std::span<const double> value_mean;          // [E] near the mean value v̄
-  double value_mean_error = 0;                 // >= ‖value_mean − v̄‖
-  double value_radius = kUnknown;              // >= max ‖v − v̄‖
-  double value_deviation = kUnknown;           // >= root of the largest eigenvalue, as above
+  int64_t n = 0;                           // tokens, >= 1
+  std::span<const double> mean;            // [D] near the mean key c
+  std::span<const double> mean_error;      // [D] >= |mean − c|; empty: zero
+  std::span<const double> box_lo, box_hi;  // [D] around every key
+  std::span<const double> deviation_lo;    // [D] <= standard deviation (1/n) of the keys
+  std::span<const double> deviation_hi;    // [D] >= the same
+  double radius = kUnknown;                // >= max ‖k − c‖
+  double largest_variance = kUnknown;      // >= largest eigenvalue of the keys' covariance (1/n)
+  std::span<const double> value_mean;      // [E] near the mean value v̄
+  double value_mean_error = 0;             // >= ‖value_mean − v̄‖
+  double value_radius = kUnknown;          // >= max ‖v − v̄‖
+  double value_deviation = kUnknown;       // >= root of the largest eigenvalue, as above
 
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 };
