@@ -4,14 +4,12 @@
 // ggml itself spends a barrier each on norm, quantisation of the vector, product, bias and
 // residual, and hands out rows 64 at a time, which leaves one of two threads idle for a tenth of a
 // 576-row product. Here each thread norms and quantises the vector for itself (a microsecond) and
-// rows are handed out in small groups; the dot products are ggml's own, so the values are the same
+// rows are shared out evenly; the dot products are ggml's own, so the values are the same
 // to the last bit.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
-#include <span>
 
 #include "core/tensor_view.h"
 #include "model/weights.h"

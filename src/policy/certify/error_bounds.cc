@@ -11,6 +11,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
 
+constexpr double kSmallestMass = 1e-290;  // of scaled masses
+
 using Term = BoundScratch::Term;
 
 double Distance(std::span<const double> a, std::span<const double> b) {
@@ -64,44 +66,52 @@ double LargestLogMass(const ReadPart& read, std::span<const UnreadPart> parts) {
   return largest;
 }
 
-// max Σ error / Σ mass over the vertices, by Dinkelbach: with λ the value so far, every term takes
-// the end with the larger error − λ·mass, until λ no longer grows. Starts where every mass is
-// largest, so that the denominator is at least one. Superlinear; in practice under ten rounds.
-double MaximizeRatio(std::span<const Term> terms, double* denominator) {
-  double best = 0;
-  double best_mass = 0;
-  for (const Term& term : terms) {
-    best += term.error_hi;
-    best_mass += term.mass_hi;
-  }
-  if (best_mass <= 0) return best > 0 ? kInfinity : 0;
-  best /= best_mass;
-  *denominator = best_mass;
-  constexpr int kMaxRounds = 100;
-  for (int round = 0; round < kMaxRounds; ++round) {
+// A vertex has every term at the end with the larger error − λ·mass; λ = −inf has every mass at its
+// largest. A tie up to rounding takes the low end: if the maximum lies above λ by more than
+// rounding, such a term is low there. (Masses differ by hundreds of orders of magnitude: after the
+// first round λ is the ratio of the one page that dominates, and all others hide in its rounding.)
+bool TakesHigh(const Term& term, double lambda) {
+  if (lambda == -kInfinity) return true;
+  constexpr double kTie = 1e-12;
+  const double gain = (term.error_hi - term.error_lo) - lambda * (term.mass_hi - term.mass_lo);
+  return gain > kTie * (term.error_hi + lambda * term.mass_hi);
+}
+
+struct Maximum {
+  double ratio = 0;
+  double lambda = -kInfinity;  // of the vertex
+  double mass = 1;             // there
+};
+
+// max Σ error / Σ mass over the vertices, by Dinkelbach: λ is the value so far, until it no longer
+// grows. Starts where every mass is largest, so that the denominator is at least one. Every term
+// changes to its low end at most once, which bounds the rounds; in practice they are under ten.
+Maximum MaximizeRatio(std::span<const Term> terms) {
+  Maximum best;
+  double lambda = -kInfinity;
+  for (size_t round = 0; round < terms.size() + 3; ++round) {
     double error = 0;
     double mass = 0;
     for (const Term& term : terms) {
-      const bool high = term.error_hi - best * term.mass_hi >= term.error_lo - best * term.mass_lo;
+      const bool high = TakesHigh(term, lambda);
       error += high ? term.error_hi : term.error_lo;
       mass += high ? term.mass_hi : term.mass_lo;
     }
-    if (mass <= 0) return error > 0 ? kInfinity : best;
-    const double next = error / mass;
-    if (!(next > best)) return best;
-    best = next;
-    *denominator = mass;
+    const double ratio = error == 0 ? 0 : error / mass;
+    if (round > 0 && !(ratio > best.ratio)) return best;
+    best = {ratio, lambda, mass};
+    lambda = ratio;
   }
-  return kInfinity;  // never seen; an unfinished iteration comes from below and is no bound
+  // Rounding alone could lead here; unfinished, the iteration comes from below and is no bound.
+  return {kInfinity, lambda, best.mass};
 }
 
-// Each term at the maximum that `MaximizeRatio` found.
-void WriteContributions(std::span<const Term> terms, double ratio, double denominator,
+void WriteContributions(std::span<const Term> terms, const Maximum& maximum,
                         std::span<double> contributions) {
   for (size_t p = 0; p < contributions.size(); ++p) {
     const Term& term = terms[p];
-    const bool high = term.error_hi - ratio * term.mass_hi >= term.error_lo - ratio * term.mass_lo;
-    contributions[p] = (high ? term.error_hi : term.error_lo) / denominator;
+    const double error = TakesHigh(term, maximum.lambda) ? term.error_hi : term.error_lo;
+    contributions[p] = error == 0 ? 0 : error / maximum.mass;
   }
 }
 
@@ -109,7 +119,7 @@ void WriteContributions(std::span<const Term> terms, double ratio, double denomi
 double ValueRounding(const ReadPart& read, std::span<const UnreadPart> parts) {
   double largest = Norm(read.out);
   for (const UnreadPart& part : parts) largest = std::max(largest, Norm(part.value_mean));
-  return 4 * static_cast<double>(read.out.size() + parts.size() + 8) * kEpsilon * largest;
+  return 8 * static_cast<double>(read.out.size() + parts.size() + 8) * kEpsilon * largest;
 }
 
 // Where a part has no upper bound of its mass, no finite maximum exists, and that part is in the
@@ -127,7 +137,7 @@ double TrivialBound(const ReadPart& read, std::span<const UnreadPart> parts,
   for (const UnreadPart& part : parts) {
     bound = std::max(bound, Distance(part.value_mean, output) + part.value_radius);
   }
-  return bound;
+  return bound + ValueRounding(read, parts);
 }
 
 template <typename ErrorOfMass>
@@ -136,16 +146,19 @@ double MaximizeError(const ReadPart& read, std::span<const UnreadPart> parts, do
                      const ErrorOfMass& error_of_mass) {
   scratch.terms.clear();
   const auto add = [&](const UnreadPart& part) {
-    const double lo = std::exp(part.log_mass.lo - log_scale);
-    const double hi = std::exp(part.log_mass.hi - log_scale);
+    // What would underflow is rounded outward: next to intervals that reach over a thousand nats,
+    // it may still be all there is.
+    double lo = std::exp(part.log_mass.lo - log_scale);
+    if (lo < kSmallestMass) lo = 0;
+    double hi = std::max(std::exp(part.log_mass.hi - log_scale), kSmallestMass);
+    if (part.log_mass.hi == -kInfinity) hi = 0;
     scratch.terms.push_back({lo, hi, error_of_mass(part, lo), error_of_mass(part, hi)});
   };
   for (const UnreadPart& part : parts) add(part);
   add(AsPart(read));
-  double denominator = 1;
-  const double ratio = MaximizeRatio(scratch.terms, &denominator);
-  WriteContributions(scratch.terms, ratio, denominator, contributions);
-  return ratio * (1 + 1e-12);
+  const Maximum maximum = MaximizeRatio(scratch.terms);
+  WriteContributions(scratch.terms, maximum, contributions);
+  return maximum.ratio * (1 + 1e-10);  // ties, and sums of many terms
 }
 
 // Sets the bound, and the statement's standing by what is trivial.
@@ -209,11 +222,15 @@ ShareInterval BoundUnreadShare(const ReadPart& read, std::span<const UnreadPart>
     lo = LogAdd(lo, part.log_mass.lo);
     hi = LogAdd(hi, part.log_mass.hi);
   }
-  const double slack = 4 * static_cast<double>(parts.size() + 8) * kEpsilon;
-  share.lo = Share(lo, read.log_mass + read.log_mass_error + slack);
-  share.hi = hi == kInfinity ? 1 : Share(hi, read.log_mass - read.log_mass_error - slack);
-  // Nothing was read and something was not: a share of one, if there is any mass at all.
-  if (read.log_mass == -kInfinity && hi > -kInfinity) share.hi = 1;
+  if (read.log_mass == -kInfinity && hi > -kInfinity) {
+    share.lo = 1;  // nothing was read and something was not
+  } else {
+    const double slack = 4 * static_cast<double>(parts.size() + 8) * kEpsilon;
+    share.lo = Share(lo, read.log_mass + read.log_mass_error) * (1 - slack);
+    share.hi = hi == kInfinity
+                   ? 1
+                   : std::min(1.0, Share(hi, read.log_mass - read.log_mass_error) * (1 + slack));
+  }
   if (share.hi - share.lo >= kVacuousShareWidth) share.statement.standing = Standing::kVacuous;
   return share;
 }
@@ -275,9 +292,11 @@ CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> 
     Conclude(kInfinity, trivial, result);
     return result;
   }
+  // ô is off by its rounding, which A multiplies by Ẑ/Z; where an estimate dwarfs what is there,
+  // that is not small.
   const double rounding = ValueRounding(read, parts);
   const auto distance = [&](const UnreadPart& part) {
-    return Distance(part.value_mean, completed);
+    return Distance(part.value_mean, completed) + rounding;
   };
   result.by_values = rounding + MaximizeError(read, parts, log_scale, scratch, {},
                                               [&](const UnreadPart& part, double mass) {

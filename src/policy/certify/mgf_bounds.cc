@@ -59,7 +59,8 @@ Sums SumOverChannels(std::span<const double> q, const PageSummaryView& page) {
                                     Product(weight, page.deviation_lo[c] + page.deviation_hi[c]));
     // max and min lose NaN; products with zero keep it, and find infinities.
     probe += 0 * (q[c] + page.mean[c] + page.box_lo[c] + page.box_hi[c] + error);
-    if (std::isnan(page.deviation_lo[c] + page.deviation_hi[c])) probe = page.deviation_hi[c];
+    // Infinite deviations are figures that are not kept.
+    if (std::isnan(page.deviation_lo[c]) || std::isnan(page.deviation_hi[c])) sums.finite = false;
     if (!(page.box_lo[c] <= page.box_hi[c])) sums.finite = false;
   }
   sums.finite = sums.finite && !std::isnan(probe) && !std::isnan(page.radius) &&

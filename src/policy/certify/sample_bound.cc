@@ -91,7 +91,8 @@ SamplePlan::Moments SamplePlan::MomentsOf(std::span<const SampleDraw> draws,
   for (size_t i = 0; i < draws.size(); ++i) {
     const SampleStratum& stratum = strata_[draws[i].stratum];
     const double slack = kOutside * (1 + std::abs(logits[i]));
-    if (!(logits[i] >= stratum.logit_lo - slack && logits[i] <= stratum.logit_hi + slack)) {
+    if (!std::isfinite(logits[i]) || logits[i] < stratum.logit_lo - slack ||
+        logits[i] > stratum.logit_hi + slack) {
       moments.finite = false;
       return moments;
     }

@@ -67,18 +67,19 @@ class FeatureMapLoader {
     }
   }
 
-  // hidden and features from the first tensors that say them; every tensor is held against them.
+  // hidden and features from the first layer that is there; every tensor is held against them.
   void ReadShape() {
     maps_.shape_ = {model_.head_dim, 0, 0};
-    for (const std::string& name : file_.Names()) {
-      const FileShape shape = file_.Shape(name).value();
-      if (name.ends_with(".w_s") && maps_.shape_.hidden == 0) maps_.shape_.hidden = shape[2];
-      if (name.ends_with(".w_o") && maps_.shape_.n_features == 0) {
-        maps_.shape_.n_features = shape[2];
-      }
+    for (int64_t layer = 0; layer < model_.n_layers; ++layer) {
+      const auto w_s = file_.Shape(fmt::format("blk.{}.phi_q.w_s", layer));
+      const auto w_o = file_.Shape(fmt::format("blk.{}.phi_q.w_o", layer));
+      if (!w_s || !w_o) continue;
+      maps_.shape_.hidden = (*w_s)[2];
+      maps_.shape_.n_features = (*w_o)[2];
+      break;
     }
     if (maps_.shape_.hidden < 1 || maps_.shape_.n_features < 1) {
-      Refuse("there are no w_s and w_o");
+      Refuse("no layer has the tensors w_s and w_o");
     }
   }
 

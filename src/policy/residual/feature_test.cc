@@ -1,5 +1,4 @@
 // Feature states, the learned map's forward pass, and its loss.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,8 +13,6 @@
 
 namespace winnow {
 namespace {
-
-using ::testing::Each;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -73,8 +70,8 @@ TEST(FeatureState, EstimateIsTheKernelSum) {
   const Tokens tokens(40, 2, rng);
   const std::vector<int> all = Range(0, 40);
   for (int trial = 0; trial < 20; ++trial) {
-    std::vector<double> log_phi_q;
-    for (int f = 0; f < kFeatures; ++f) log_phi_q.push_back(3 * rng.Normal());
+    std::vector<double> log_phi_q(kFeatures);
+    for (double& x : log_phi_q) x = 3 * rng.Normal();
     const FeatureState state = tokens.State(all);
     const PartialAttention estimate = state.Estimate(log_phi_q, 0.7);
     PartialAttention truth = tokens.Kernel(all, log_phi_q);

@@ -107,13 +107,13 @@ TEST(RetrieveTop, TiesGoToTheLowerPosition) {
 TEST(PartialAttention, MergingAnySplitIsDense) {
   Rng rng(1);
   for (int trial = 0; trial < 200; ++trial) {
-    const Context c(1 + static_cast<int64_t>(rng.Below(40)), 4, 3, rng, trial % 2 == 0 ? 1 : 8);
-    PartialAttention dense = NoAttention(3);
+    const Context c(1 + static_cast<int64_t>(rng.Below(40)), 4, 4, rng, trial % 2 == 0 ? 1 : 8);
+    PartialAttention dense = NoAttention(4);
     dense.log_mass = reference::Attention(c.query, c.K(), c.V(), 1.0, dense.out);
     const uint64_t n_parts = 1 + rng.Below(6);
     std::vector<std::vector<int64_t>> parts(n_parts);
     for (int64_t i : c.all) parts[rng.Below(n_parts)].push_back(i);
-    PartialAttention merged = NoAttention(3);
+    PartialAttention merged = NoAttention(4);
     for (const auto& part : parts) Merge(merged, c.Attend(part));  // some are empty
     ExpectNear(merged, dense, kRounding);
   }
@@ -287,8 +287,8 @@ TEST(PageEstimates, EmptyPagesHaveNoMassAndNaNShows) {
 TEST(ResaEstimate, IsExactAtTheMeanQueryAndForEqualKeys) {
   Rng rng(7);
   Context c(12, 4, 3, rng);
-  std::vector<double> queries;
-  for (int i = 0; i < 12 * 4; ++i) queries.push_back(rng.Normal());
+  std::vector<double> queries(12 * 4);
+  for (double& x : queries) x = rng.Normal();
   const ResaMeans means = MakeResaMeans({queries.data(), {12, 4}}, c.K());
   const PartialAttention under_mean = AttendRows(means.query, c.K(), c.V(), c.all);
   ExpectNear(ResaEstimate(means, means.query, under_mean), under_mean, kRounding);

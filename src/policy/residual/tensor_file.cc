@@ -2,8 +2,11 @@
 
 #include <ggml.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 
 #include "core/check.h"
 #include "core/error.h"
