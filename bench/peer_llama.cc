@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/library_log.h"
 
 namespace winnow {
 namespace {
@@ -32,25 +33,9 @@ using ContextPtr = std::unique_ptr<llama_context, Deleter<llama_free>>;
 using SamplerPtr = std::unique_ptr<llama_sampler, Deleter<llama_sampler_free>>;
 using ThreadsPtr = std::unique_ptr<ggml_threadpool, Deleter<ggml_threadpool_free>>;
 
-// libllama's own logger prints; a program that has set another one keeps it.
-void SilenceDefaultLog() {
-  ggml_log_callback current = nullptr;
-  void* user_data = nullptr;
-  llama_log_get(&current, &user_data);
-  llama_log_set(nullptr, nullptr);
-  ggml_log_callback standard = nullptr;
-  void* ignored = nullptr;
-  llama_log_get(&standard, &ignored);
-  if (current == standard) {
-    current = [](ggml_log_level, const char*, void*) {};
-    user_data = nullptr;
-  }
-  llama_log_set(current, user_data);
-}
-
 void InitLibllama() {
   static const bool done = [] {
-    SilenceDefaultLog();
+    TakeLibraryLog();
     llama_backend_init();
     return true;
   }();

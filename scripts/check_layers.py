@@ -15,7 +15,7 @@ BESIDE = {"bench": LAYERS.index("engine"), "testing": LAYERS.index("engine")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 LLAMA = re.compile(r"^(ggml|gguf|llama)[\w.-]*\.h$")
 MAY_SEE_LLAMA = re.compile(r"^(src/(core|model|text)/|src/ops/\w+_cpu(\.cc|-inl\.h)$|src/engine/sampler|"
-                           r"bench/|testing/|.*_test\.(cc|h)$)")
+                           r"src/policy/residual/\w+_file\.cc$|bench/|testing/|.*_test\.(cc|h)$)")
 # A kernel's test may compile it for every target, as the kernel does.
 MAY_SEE_HIGHWAY = re.compile(r"(_cpu\.cc|-inl\.h|^src/ops/\w+_test\.cc)$|^bench/")
 MAY_SEE_CUDA = re.compile(r"_cuda\.(cu|cuh)$")
@@ -28,7 +28,7 @@ def is_test(path):
 def complaint(path, included, quoted):
     """Why `path` may not include `included`, or None."""
     if LLAMA.match(included) and not MAY_SEE_LLAMA.match(path):
-        return "llama.cpp and ggml are seen only in core, model, text, ops/*_cpu.cc and the sampler"
+        return "llama.cpp and ggml are seen only in core, model, text, ops/*_cpu.cc, the sampler and readers of tensor files"
     if included.startswith("hwy/") and not MAY_SEE_HIGHWAY.search(path):
         return "Highway is seen only in *_cpu.cc, *-inl.h and tests of ops"
     if re.match(r"^(cuda|cublas|cudnn)", included) and not MAY_SEE_CUDA.search(path):

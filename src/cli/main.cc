@@ -1,7 +1,5 @@
 // The program `winnow`: finds the command, turns every error into a message and an exit code.
 #include <fmt/format.h>
-#include <ggml.h>
-#include <llama.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include "cli/run_command.h"
 #include "cli/signals.h"
 #include "core/error.h"
+#include "core/library_log.h"
 #include "policy/arm.h"
 
 namespace winnow {
@@ -74,14 +73,10 @@ std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   return fmt::format("unknown flag '{}'{}", name, Offer(name, names));
 }
 
-void ForwardLog(ggml_log_level /*level*/, const char* text, void* context) {
-  if (static_cast<const CommandContext*>(context)->verbose) std::fputs(text, stderr);
-}
-
 void DefineProgram(CLI::App& app, CommandContext& context) {
   app.description("Answers questions over long documents with a language model on this machine.");
   app.set_version_flag("--version",
-                       fmt::format("winnow {} (ggml {})", WINNOW_VERSION, ggml_version()));
+                       fmt::format("winnow {} (ggml {})", WINNOW_VERSION, GgmlVersion()));
   app.set_help_flag("-h,--help", "Print this help");
   app.add_flag("-v,--verbose", context.verbose, "Show the libraries' logs on stderr");
   app.fallthrough();
@@ -104,7 +99,6 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
 int Main(int argc, char** argv) {
   InstallSignalHandlers();
   CommandContext context;
-  llama_log_set(ForwardLog, &context);
   CLI::App app("", "winnow");
   DefineProgram(app, context);
   const std::vector<std::string> args(argv + 1, argv + argc);
@@ -113,6 +107,7 @@ int Main(int argc, char** argv) {
   try {
     CheckCommandName(app, args);
     app.parse(argc, argv);
+    if (context.verbose) ForwardLibraryLog([](const char* text) { std::fputs(text, stderr); });
     return context.run();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version

@@ -9,24 +9,16 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <string_view>
-#include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/library_log.h"
 
 namespace winnow {
 namespace {
 
 constexpr std::array<char, 4> kMagic = {'G', 'G', 'U', 'F'};
-
-thread_local std::string ggml_log;
-
-void CaptureLog(ggml_log_level level, const char* text, void* /*user_data*/) {
-  constexpr size_t kMaxLog = 2000;  // a broken file can make ggml say the same thing many times
-  if (level >= GGML_LOG_LEVEL_WARN && ggml_log.size() < kMaxLog) ggml_log += text;
-}
 
 // The integer of any width at `data`, entry `i`.
 std::optional<int64_t> IntegerAt(gguf_type type, const void* data, size_t i) {
@@ -61,17 +53,6 @@ std::optional<int64_t> IntegerAt(gguf_type type, const void* data, size_t i) {
 
 }  // namespace
 
-std::string TakeGgmlLog() {
-  static std::once_flag once;
-  std::call_once(once, [] { ggml_log_set(CaptureLog, nullptr); });
-  std::string log = std::exchange(ggml_log, {});
-  while (!log.empty() && log.back() == '\n') log.pop_back();
-  for (char& c : log) {
-    if (c == '\n') c = ' ';
-  }
-  return log;
-}
-
 void GgufFile::Free::operator()(gguf_context* p) const { gguf_free(p); }
 void GgufFile::Free::operator()(ggml_context* p) const { ggml_free(p); }
 
@@ -98,12 +79,12 @@ GgufFile::GgufFile(const std::string& path) : path_(path) {
     Throw(ErrorKind::kInput, "{} is not a GGUF file (it does not begin with \"GGUF\")", path);
   }
 
-  TakeGgmlLog();
+  const LogCapture capture;
   ggml_context* tensors = nullptr;
   gguf_.reset(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = &tensors}));
   tensors_context_.reset(tensors);
   if (gguf_ == nullptr || tensors == nullptr) {
-    const std::string log = TakeGgmlLog();
+    const std::string log = capture.Line();
     Throw(ErrorKind::kInput, "{} is truncated or damaged: its header cannot be read{}{}", path,
           log.empty() ? "" : ": ", log);
   }

@@ -14,10 +14,6 @@ struct gguf_context;
 
 namespace winnow {
 
-// What ggml has logged on this thread since the last call, without line ends. The first call takes
-// ggml's log away from stderr for the whole process.
-std::string TakeGgmlLog();
-
 class GgufFile {
  public:
   // Reads the header and checks that the data of every tensor lies inside the file. Throws

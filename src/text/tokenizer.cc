@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/library_log.h"
 
 // llama.cpp's common; the headers of its Jinja define functions that not every includer uses.
 #pragma GCC diagnostic push
@@ -23,28 +24,10 @@
 namespace winnow {
 namespace {
 
-// Where this thread's llama.cpp errors go while it loads a file; elsewhere they are dropped, since
-// a library does not print.
-thread_local std::string* captured_errors = nullptr;
-
-void CaptureErrors(ggml_log_level level, const char* text, void* /*user_data*/) {
-  if (level == GGML_LOG_LEVEL_ERROR && captured_errors != nullptr) *captured_errors += text;
-}
-
-void SilenceLlamaOnce() {
+// llama.cpp's common code has a logger of its own, with a thread that this keeps from starting.
+void SilenceCommonOnce() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    llama_log_set(CaptureErrors, nullptr);
-    common_log_set_verbosity_thold(-1);  // below every level: its logger thread never starts
-  });
-}
-
-// llama.cpp's first error line, without the function name that it puts in front.
-std::string FirstError(const std::string& errors) {
-  std::string line = errors.substr(0, errors.find('\n'));
-  const size_t name_end = line.find(": ");
-  if (name_end != std::string::npos && line.find(' ') > name_end) line.erase(0, name_end + 2);
-  return line.empty() ? "not a model that llama.cpp can read" : line;
+  std::call_once(once, [] { common_log_set_verbosity_thold(-1); });
 }
 
 void CheckReadable(const std::string& path) {
@@ -66,11 +49,13 @@ ModelPtr LoadVocabulary(const std::string& path) {
   llama_model_params params = llama_model_default_params();
   params.vocab_only = true;
   params.n_gpu_layers = 0;
-  std::string errors;
-  captured_errors = &errors;
+  const LogCapture capture;
   ModelPtr model(llama_model_load_from_file(path.c_str(), params));
-  captured_errors = nullptr;
-  if (model == nullptr) Throw(ErrorKind::kInput, "{}: {}", path, FirstError(errors));
+  if (model == nullptr) {
+    const std::string error = capture.FirstError();
+    Throw(ErrorKind::kInput, "{}: {}", path,
+          error.empty() ? "not a model that llama.cpp can read" : error);
+  }
   if (llama_vocab_type(llama_model_get_vocab(model.get())) == LLAMA_VOCAB_TYPE_NONE) {
     Throw(ErrorKind::kInput, "{}: the file holds no tokenizer", path);
   }
@@ -92,7 +77,7 @@ Tokenizer::~Tokenizer() = default;
 
 std::unique_ptr<Tokenizer> Tokenizer::Load(const std::string& gguf_path,
                                            const TokenizerOptions& options) {
-  SilenceLlamaOnce();
+  SilenceCommonOnce();
   CheckReadable(gguf_path);
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
   Impl& impl = *tokenizer->impl_;
