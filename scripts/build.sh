@@ -42,4 +42,10 @@ if [ "$kind" = native ]; then
   ln -sfn build/compile_commands.json "$root/compile_commands.json"
 fi
 
-if [ $# -gt 0 ]; then ninja -C "$folder" -j "$(jobs)" --quiet "$@"; fi
+if [ $# -gt 0 ]; then
+  say "Building $* in $(basename "$folder") (some minutes the first time)"
+  # On a terminal ninja shows its progress on one line; a log needs only what goes wrong.
+  quiet=(--quiet)
+  if [ -t 1 ]; then quiet=(); fi
+  ninja -C "$folder" -j "$(jobs)" "${quiet[@]}" "$@"
+fi
