@@ -5,8 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,6 +14,7 @@
 #include "core/error.h"
 #include "model/backbone.h"
 #include "testing/paths.h"
+#include "text/read_file.h"
 
 namespace winnow {
 namespace {
@@ -30,9 +30,10 @@ struct Flags {
 };
 
 int Run(const Flags& flags) {
-  std::ifstream file(flags.book, std::ios::binary);
-  const std::string book{std::istreambuf_iterator<char>(file), {}};
-  if (!file) Throw(ErrorKind::kInput, "{}: cannot be read", flags.book);
+  std::string book;
+  if (const int error = ReadFile(flags.book, &book); error != 0) {
+    Throw(ErrorKind::kInput, "{}: cannot be read: {}", flags.book, std::strerror(error));
+  }
 
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::Load(flags.model);
   ThreadPool pool(flags.threads);
@@ -88,7 +89,7 @@ int Main(int argc, char** argv) {
   try {
     return Run(flags);
   } catch (const Error& error) {
-    fmt::print(stderr, "needle_bench: {}\n", error.what());
+    std::fputs(fmt::format("needle_bench: {}\n", error.what()).c_str(), stderr);
     return 2;
   }
 }

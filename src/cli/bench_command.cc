@@ -1,9 +1,10 @@
 #include "cli/bench_command.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +12,8 @@
 
 #include "bench/bench_runner.h"
 #include "cli/output.h"
+#include "model/model_info.h"
+#include "policy/arm.h"
 
 namespace winnow {
 namespace {
@@ -58,7 +61,6 @@ void AddPeerFlags(CLI::App& command, BenchFlags& flags) {
   const std::string group = "Comparison";
   command.add_option("--peer", flags.peer, "Measure in turn with: llama.cpp (in this process)")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"llama.cpp"}))
       ->group(group);
   const std::map<std::string, PeerChoice> choices = {
       {"on", PeerChoice::kFlash}, {"off", PeerChoice::kPlain}, {"best", PeerChoice::kBoth}};
@@ -72,25 +74,34 @@ void AddPeerFlags(CLI::App& command, BenchFlags& flags) {
       ->group(group);
 }
 
+// Rows that pass through the model at once, at most.
+int64_t LargestStep(const BenchOptions& options) {
+  int64_t largest = std::max<int64_t>(options.engine.prefill_chunk, options.engine.max_batch);
+  for (const int64_t batch : options.batches) largest = std::max(largest, batch);
+  return largest;
+}
+
 int RunBenchCommand(BenchFlags& flags, bool json) {
   BenchOptions& options = flags.bench;
+  CheckPeerName(flags.peer);
+  for (const std::string& arm : options.arms) ParseArm(arm);
   options.model_path = ResolveModelPath(flags.model.model);
   options.engine = ToEngineOptions(flags.model);
   options.peer = flags.peer.empty() ? PeerChoice::kNone : flags.peer_attention;
 
+  ReadModelInfo(options.model_path);  // names what is wrong better than llama.cpp does
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::Load(options.model_path);
   ThreadPool pool(flags.model.threads > 0 ? flags.model.threads : DefaultThreads());
-  const std::unique_ptr<Backbone> backbone = LoadCpuBackbone(
-      options.model_path, &pool, BackboneOptions{.max_tokens = flags.model.prefill_chunk});
+  const std::unique_ptr<Backbone> backbone =
+      LoadCpuBackbone(options.model_path, &pool, {.max_tokens = LargestStep(options)});
   const bool show_progress = isatty(STDERR_FILENO) == 1;
   const std::vector<BenchRow> rows =
       RunBench({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool}, options,
                [show_progress](std::string_view what) {
                  if (!show_progress) return;
-                 const std::string line = fmt::format("\r\033[K{}", what);
-                 std::fputs(line.c_str(), stderr);
+                 WriteError(fmt::format("\r\033[K{}", what));
                });
-  if (show_progress) std::fputs("\r\033[K", stderr);
+  if (show_progress) WriteError("\r\033[K");
 
   Output output;
   output.Write(json ? DumpJson(BenchToJson(rows), /*indent=*/true) + "\n" : BenchTable(rows));

@@ -11,6 +11,7 @@
 #include "cli/chat_session.h"
 #include "core/error.h"
 #include "policy/arm.h"
+#include "text/utf8.h"
 
 namespace winnow {
 namespace {
@@ -50,31 +51,36 @@ class Repl {
 
  private:
   bool ReadLine(std::string& line) {
-    if (interactive_) fmt::print(stderr, "> ");
+    if (interactive_) WriteError("> ");
     if (std::getline(std::cin, line)) {
       if (line.ends_with('\r')) line.pop_back();
       return true;
     }
-    if (interactive_) fmt::print(stderr, "\n");
+    if (interactive_) WriteError("\n");
     return false;
   }
 
   void Answer(const std::string& question) {
     CheckUtf8(question, "the question");
     const InterruptScope interrupts;
+    const int turn = session_.turns() + 1;  // also of one that leaves no trace
     const RunRecord record = session_.Ask(question, json_ ? nullptr : &output_, interrupts);
     if (interrupts.Pending() == SIGTERM || (interrupts.Pending() != 0 && !interactive_)) {
       killed_by_ = interrupts.Pending();
       quit_ = true;
     }
     if (json_) {
-      nlohmann::ordered_json object = {{"schema", "winnow.chat/1"}, {"turn", session_.turns()}};
+      nlohmann::ordered_json object = {{"schema", "winnow.chat/1"}, {"turn", turn}};
       object.update(ToJson(record));
       output_.Write(DumpJson(object, /*indent=*/false) + "\n");
-      return;
+    } else {
+      output_.Write("\n");
     }
-    output_.Write("\n");
-    if (!flags_.quiet && record.result.finish_reason == FinishReason::kContextFull) {
+    if (record.result.finish_reason == FinishReason::kFailed) {
+      Warn(record.result.error);
+      RememberFailure(DescribeError(record.result.error_kind));
+    }
+    if (!json_ && !flags_.quiet && record.result.finish_reason == FinishReason::kContextFull) {
       Warn("the context is full: /reset begins a new conversation");
     }
   }
@@ -92,7 +98,7 @@ class Repl {
     } else if (name == "/stats") {
       PrintStats();
     } else if (name == "/help") {
-      fmt::print(stderr, "{}", kHelp);
+      WriteError(kHelp);
     } else if (name == "/add") {
       Add(argument);
     } else {
@@ -113,16 +119,20 @@ class Repl {
   }
 
   void PrintStats() const {
-    fmt::print(stderr, "turn {}, {} of {} tokens of context used\n", session_.turns(),
-               FormatCount(session_.n_tokens()), FormatCount(context_tokens_));
-    if (session_.last().has_value()) fmt::print(stderr, "{}", FormatTable(*session_.last()));
+    WriteError(fmt::format("turn {}, {} of {} tokens of context used\n", session_.turns(),
+                           FormatCount(session_.n_tokens()), FormatCount(context_tokens_)));
+    if (session_.last().has_value()) WriteError(FormatTable(*session_.last()));
   }
 
   void Fail(const Error& error) {
     Warn(error.what());
     const ExitKind kind = DescribeError(error.kind());
-    if (exit_code_ == 0) exit_code_ = kind.exit_code;
+    RememberFailure(kind);
     if (json_) output_.Write(DumpJson(ErrorJson(kind.name, error.what()), /*indent=*/false) + "\n");
+  }
+
+  void RememberFailure(ExitKind kind) {
+    if (exit_code_ == 0) exit_code_ = kind.exit_code;
   }
 
   const ChatFlags& flags_;

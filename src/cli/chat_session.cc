@@ -3,7 +3,22 @@
 #include <iterator>
 #include <utility>
 
+#include "text/utf8.h"
+
 namespace winnow {
+
+int64_t KeptAnswerTokens(const Tokenizer& tokenizer, const RequestResult& result) {
+  auto n = static_cast<int64_t>(result.tokens.size());
+  if (result.finish_reason != FinishReason::kStopString) {
+    return n > 0 && tokenizer.IsEndOfGeneration(result.tokens.back()) ? n - 1 : n;
+  }
+  const auto shown = [&](int64_t count) {
+    const std::vector<TokenId> first(result.tokens.begin(), result.tokens.begin() + count);
+    return result.text.starts_with(ReplaceInvalidUtf8(tokenizer.Decode(first)));
+  };
+  while (n > 0 && !shown(n)) --n;
+  return n;
+}
 
 ChatSession::ChatSession(const ChatFlags* flags, LoadedModel* loaded)
     : flags_(flags), loaded_(loaded) {}
@@ -39,11 +54,11 @@ RunRecord ChatSession::Ask(const std::string& question, Output* stream,
   RunRecord record =
       MakeRecord(*loaded_, flags_->generation, turn,
                  Generate(*loaded_->engine, std::move(request), stream, progress, interrupts));
-  if (record.result.tokens.empty()) return record;
+  const RequestResult& result = record.result;
+  if (result.tokens.empty() || result.finish_reason == FinishReason::kFailed) return record;
+  const int64_t n_kept = KeptAnswerTokens(*loaded_->tokenizer, result);
   tokens_ = std::move(tokens);
-  tokens_.insert(tokens_.end(), record.result.tokens.begin(), record.result.tokens.end());
-  // The next turn begins with what ends this one, the end token included.
-  if (loaded_->tokenizer->IsEndOfGeneration(tokens_.back())) tokens_.pop_back();
+  tokens_.insert(tokens_.end(), result.tokens.begin(), result.tokens.begin() + n_kept);
   record.skipped = std::move(pending_.skipped);
   pending_ = {};
   ++turns_;

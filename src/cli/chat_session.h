@@ -18,6 +18,11 @@ struct ChatFlags {
   bool quiet = false;
 };
 
+// How many of the answer's tokens the conversation keeps: all but the end token, with which the
+// next turn begins; after a stop string only those before the first token that contributed to it,
+// so that the model has said what was shown (less what of that token was shown).
+int64_t KeptAnswerTokens(const Tokenizer& tokenizer, const RequestResult& result);
+
 class ChatSession {
  public:
   // `flags` and `loaded` outlive the session.
@@ -29,8 +34,8 @@ class ChatSession {
   void Reset();
 
   // One turn: submits the whole conversation and the question, which resumes at the pages that are
-  // resident. The answer goes to `stream` unless null. A turn that ends before its first token, or
-  // throws, leaves the conversation as it was.
+  // resident. The answer goes to `stream` unless null. A turn that ends before its first token,
+  // fails or throws leaves the conversation as it was.
   RunRecord Ask(const std::string& question, Output* stream, const InterruptScope& interrupts);
 
   int turns() const { return turns_; }

@@ -48,16 +48,24 @@ void CloseEnd(int& fd) {
 
 }  // namespace
 
-ChildProcess::ChildProcess(const std::vector<std::string>& args, bool stderr_is_terminal) {
+ChildProcess::ChildProcess(const std::vector<std::string>& args, ErrorStream error_stream) {
   std::signal(SIGPIPE, SIG_IGN);  // a child that ends early closes its stdin
   const Pipe in = MakePipe();
   const Pipe out = MakePipe();
-  const Pipe err = stderr_is_terminal ? MakeTerminal() : MakePipe();
+  Pipe err;
+  if (error_stream == ErrorStream::kPipe) err = MakePipe();
+  if (error_stream == ErrorStream::kTerminal) err = MakeTerminal();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, in.read_end, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, out.write_end, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, err.write_end, STDERR_FILENO);
+  if (error_stream == ErrorStream::kClosed) {
+    posix_spawn_file_actions_addclose(&actions, STDERR_FILENO);
+  } else {
+    const bool joined = error_stream == ErrorStream::kOutput;
+    posix_spawn_file_actions_adddup2(&actions, joined ? out.write_end : err.write_end,
+                                     STDERR_FILENO);
+  }
   std::string binary = WINNOW_BINARY;
   std::vector<std::string> copies = args;
   std::vector<char*> argv = {binary.data()};
@@ -67,7 +75,7 @@ ChildProcess::ChildProcess(const std::vector<std::string>& args, bool stderr_is_
   posix_spawn_file_actions_destroy(&actions);
   close(in.read_end);
   close(out.write_end);
-  close(err.write_end);
+  CloseEnd(err.write_end);
   in_ = in.write_end;
   out_ = out.read_end;
   err_ = err.read_end;

@@ -15,11 +15,20 @@ struct Finished {
   std::string err;
 };
 
+// Where a child's stderr goes.
+enum class ErrorStream {
+  kPipe,
+  kTerminal,
+  kClosed,  // as after 2>&-
+  kOutput,  // the pipe of stdout, as after 2>&1
+};
+
 class ChildProcess {
  public:
-  // Starts `winnow args...` with stdin, stdout and stderr on pipes, or stderr on a terminal. Throws
-  // std::runtime_error if it cannot be started.
-  explicit ChildProcess(const std::vector<std::string>& args, bool stderr_is_terminal = false);
+  // Starts `winnow args...` with stdin and stdout on pipes. Throws std::runtime_error if it cannot
+  // be started.
+  explicit ChildProcess(const std::vector<std::string>& args,
+                        ErrorStream error_stream = ErrorStream::kPipe);
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;

@@ -25,6 +25,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::winnow::testing::ChildProcess;
 using ::winnow::testing::DefaultModelPath;
+using ::winnow::testing::ErrorStream;
 using ::winnow::testing::Finished;
 using ::winnow::testing::RunWinnow;
 
@@ -78,12 +79,20 @@ TEST(Usage, WrongCommandsAndFlagsOfferTheNearest) {
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--arm", "dence"}), "did you mean 'dense'?");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--peer", "llama.cp"}),
                    "did you mean 'llama.cpp'?");
+  ExpectUsageError(RunWinnow({"bench", "--peer", "llama.cp"}), "did you mean 'llama.cpp'?");
+  // Before the model is looked for.
+  ExpectUsageError(RunWinnow({"bench", "-m", "/no/such", "--arm", "dence"}),
+                   "did you mean 'dense'?");
 }
 
 TEST(Usage, WrongValuesAreNamed) {
   ExpectUsageError(RunWinnow({"run", "-p", "x", "-t", "none"}), "--threads");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "-t", "0"}), "--threads");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-memory", "2X"}), "--kv-memory");
+  for (const char* size : {"9223372036854775808", "8388608T", "99999999999999999999999"}) {
+    ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-memory", size}), "--kv-memory");
+  }
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--repeat-last-n", "-2"}), "--repeat-last-n");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-type", "f61"}), "f61");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--temp", "-1", "--top-p", "2"}), "top");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--prompt-file", "y"}), "--prompt-file");
@@ -97,6 +106,16 @@ TEST(Usage, JsonErrorsAreObjects) {
   EXPECT_EQ(error.at("error").at("kind"), "usage");
   EXPECT_THAT(error.at("error").at("message").get<std::string>(), HasSubstr("--treads"));
   EXPECT_THAT(result.err, HasSubstr("--treads"));
+}
+
+TEST(Usage, ErrorsSurviveClosedStreams) {
+  const std::vector<std::string> args = {"run", "--treads", "2"};
+  const Finished closed = ChildProcess(args, ErrorStream::kClosed).Finish();
+  EXPECT_EQ(closed.exit_code, 2);
+  EXPECT_THAT(closed.out, IsEmpty());
+  ChildProcess joined(args, ErrorStream::kOutput);
+  joined.CloseOutput();
+  EXPECT_EQ(joined.Finish().exit_code, 2);
 }
 
 TEST(BadInput, Models) {
@@ -122,11 +141,18 @@ std::string TinyModel(const std::string& name, const testing::TinyGguf& options)
 }
 
 TEST(BadInput, BrokenModels) {
-  const Finished unknown =
-      RunWinnow({"run", "-m", TinyModel("unknown.gguf", {.architecture = "mamba"}), "-p", "x"});
-  EXPECT_EQ(unknown.exit_code, 3);
-  EXPECT_THAT(unknown.err, AllOf(HasSubstr("mamba"), HasSubstr("llama"), HasSubstr("qwen2"),
-                                 HasSubstr("qwen3"), HasSubstr("gemma3")));
+  // One that llama.cpp knows, one that nobody knows.
+  for (const char* name : {"mamba", "nosuch"}) {
+    const std::string path = TinyModel("unknown.gguf", {.architecture = name});
+    for (const char* command : {"run", "bench"}) {
+      std::vector<std::string> args = {command, "-m", path};
+      if (args.front() == "run") args.insert(args.end(), {"-p", "x"});
+      const Finished unknown = RunWinnow(args);
+      EXPECT_EQ(unknown.exit_code, 3);
+      EXPECT_THAT(unknown.err, AllOf(HasSubstr(name), HasSubstr("llama, "), HasSubstr("qwen2"),
+                                     HasSubstr("qwen3"), HasSubstr("gemma3")));
+    }
+  }
   const Finished shape = RunWinnow(
       {"run", "-m", TinyModel("shape.gguf", {.misshape = "blk.1.attn_k.weight"}), "-p", "x"});
   EXPECT_EQ(shape.exit_code, 3);
@@ -150,6 +176,41 @@ TEST(TinyModels, WithoutATemplateGetPlainCompletionAndANote) {
   // Heads of 16 are no multiple of q8_0's block of 32.
   EXPECT_TRUE(info.at("kv_bytes_per_token").at("q8_0").is_null());
   EXPECT_EQ(RunWinnow({"run", "-m", path, "-p", "hello", "--kv-type", "q8_0"}).exit_code, 2);
+}
+
+// Positions are divided by next to nothing, so that no logit is finite.
+TEST(TinyModels, AFailedRequestKeepsItsRecord) {
+  const std::string path = TinyModel("failing.gguf", {.rope_linear_factor = 1e-40F});
+  const std::vector<std::string> args = {"-m", path, "-t", "1", "--json", "-q"};
+  std::vector<std::string> run = {"run", "-p", "hello"};
+  run.insert(run.end(), args.begin(), args.end());
+  const Finished result = RunWinnow(run);
+  const json record = json::parse(result.out);
+  EXPECT_EQ(record.at("schema"), "winnow.run/1");
+  EXPECT_EQ(record.at("finish_reason"), "failed");
+  EXPECT_THAT(record.at("error").get<std::string>(), HasSubstr("not finite"));
+  EXPECT_THAT(result.err, HasSubstr("not finite"));
+  EXPECT_GT(result.exit_code, 0);
+
+  std::vector<std::string> chat = {"chat"};
+  chat.insert(chat.end(), args.begin(), args.end());
+  const Finished turns = RunWinnow(chat, "hello\nhello\n");
+  EXPECT_EQ(turns.exit_code, result.exit_code);
+  std::istringstream lines(turns.out);
+  int n_turns = 0;
+  for (std::string line; std::getline(lines, line); ++n_turns) {
+    EXPECT_EQ(json::parse(line).at("finish_reason"), "failed");
+    EXPECT_EQ(json::parse(line).at("turn"), 1);  // neither is part of the conversation
+  }
+  EXPECT_EQ(n_turns, 2);
+}
+
+TEST(TinyModels, BenchTakesBatchesAboveThePrefillChunk) {
+  const std::string path = TinyModel("bench.gguf", {});
+  const Finished result = RunWinnow({"bench", "-m", path, "--json", "-t", "1", "-p", "0", "-n", "1",
+                                     "-r", "1", "-b", "12", "--prefill-chunk", "2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out).at(0).at("n_batch"), 12);
 }
 
 TEST(BadInput, Documents) {
@@ -177,6 +238,10 @@ TEST(BadInput, Questions) {
   EXPECT_THAT(bytes.err, HasSubstr("byte 0xe9 at offset 3"));
   EXPECT_EQ(RunWinnow({"run", "--prompt-file", "/no/such"}).exit_code, 3);
   EXPECT_EQ(RunWinnow({"run", "--prompt-file", "/tmp"}).exit_code, 3);
+  // Opens, but its first byte cannot be read.
+  const Finished unreadable = RunWinnow({"run", "--prompt-file", "/proc/self/mem"});
+  EXPECT_EQ(unreadable.exit_code, 3);
+  EXPECT_THAT(unreadable.err, HasSubstr("/proc/self/mem: cannot be read: "));
 }
 
 // Everything below needs a model that answers.
@@ -296,7 +361,8 @@ TEST_F(WithModel, TruncatedModelIsRefused) {
 TEST_F(WithModel, InterruptInMidPrefillKeepsARecord) {
   const std::string book = WriteFile("book.txt", Prose(5000));
   for (const int signal : {SIGINT, SIGTERM}) {
-    ChildProcess child(Args("run", {"--json", "-f", book, "-p", "Sum up."}), true);
+    ChildProcess child(Args("run", {"--json", "-f", book, "-p", "Sum up."}),
+                       ErrorStream::kTerminal);
     ASSERT_TRUE(child.WaitForError("reading ["));
     child.Signal(signal);
     const Finished result = child.Finish();
@@ -325,6 +391,18 @@ TEST_F(WithModel, ClosedPipeEndsQuietly) {
   const Finished result = child.Finish();
   EXPECT_EQ(result.exit_code, 141);
   EXPECT_THAT(result.err, IsEmpty());
+}
+
+TEST_F(WithModel, ClosedStderrDoesNotMatter) {
+  const std::vector<std::string> args = Args("run", {"-p", "Write a long story.", "-n", "2000"});
+  ChildProcess joined(args, ErrorStream::kOutput);
+  ASSERT_TRUE(joined.WaitForOutput(10));
+  joined.CloseOutput();
+  EXPECT_EQ(joined.Finish().exit_code, 141);
+  const Finished closed =
+      ChildProcess(Args("run", {"-p", "Hello!", "-n", "2"}), ErrorStream::kClosed).Finish();
+  EXPECT_EQ(closed.exit_code, 0);
+  EXPECT_THAT(closed.out, Not(IsEmpty()));
 }
 
 TEST_F(WithModel, ChatKeepsItsPages) {
@@ -389,6 +467,20 @@ TEST_F(WithModel, PeerIsReportedBesideUs) {
   EXPECT_GT(peer.at("ttft_ms").get<double>(), 0);
   EXPECT_GT(peer.at("tpot_ms").get<double>(), 0);
   EXPECT_GT(peer.at("buffer_bytes").get<int64_t>(), peer.at("kv_bytes").get<int64_t>());
+}
+
+TEST_F(WithModel, AFailingPeerLeavesTheAnswerItsRecord) {
+  const std::string path = WriteFile("vanishing.gguf", "");
+  fs::remove(path);
+  fs::create_symlink(*DefaultModelPath(), path);
+  ChildProcess child({"run", "-m", path, "-t", "1", "-p", Prose(20), "-n", "60", "--peer",
+                      "llama.cpp", "--no-chat-template"});
+  ASSERT_TRUE(child.WaitForOutput(1));
+  fs::remove(path);  // before the peer loads it
+  const Finished result = child.Finish();
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("llama.cpp failed: "), HasSubstr("prompt tokens")));
+  EXPECT_THAT(result.out, Not(IsEmpty()));
 }
 
 }  // namespace

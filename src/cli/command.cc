@@ -7,14 +7,18 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <vector>
 
 #include "core/error.h"
+#include "model/model_info.h"
+#include "policy/arm.h"
 
 namespace winnow {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr char kPeerName[] = "llama.cpp";
 constexpr char kDefaultModelFile[] = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
 // Where `make deps` leaves the default model, and where an installed Winnow looks for it.
@@ -45,7 +49,23 @@ CLI::Validator Between(int64_t low, int64_t high) { return CLI::Range(low, high)
 
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help) {
-  return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(false).description(""));
+  const auto fits = [](const std::string& text) -> std::string {
+    uint64_t value = 0;
+    const bool read = CLI::detail::lexical_cast(text, value);
+    return read && value <= uint64_t{std::numeric_limits<int64_t>::max()}
+               ? ""
+               : text + " bytes are too many: a size is below 8 EiB";
+  };
+  return command.add_option(name, bytes, help)
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->check(fits);
+}
+
+void CheckPeerName(const std::string& name) {
+  if (name.empty() || name == kPeerName) return;
+  const std::string nearest = NearestName(name, {kPeerName});
+  Throw(ErrorKind::kUsage, "unknown peer '{}'{}; known: {}", name,
+        nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), kPeerName);
 }
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags) {
@@ -109,8 +129,8 @@ std::string ResolveModelPath(const std::string& name) {
     looked_in.push_back(folder.string());
   }
   Throw(ErrorKind::kInput,
-        "the default model {} was not found (looked in {}); run `make deps` to get it, or name a "
-        "GGUF file with -m",
+        "the default model {} was not found (looked in {}): run `make deps` in Winnow's source "
+        "folder and, for an installed winnow, copy it to one of these; or name a GGUF file with -m",
         kDefaultModelFile, fmt::join(looked_in, ", "));
 }
 
@@ -118,6 +138,7 @@ LoadedModel LoadModel(const ModelFlags& flags, const std::string& chat_template)
   const EngineOptions engine_options = ToEngineOptions(flags);
   LoadedModel loaded;
   loaded.path = ResolveModelPath(flags.model);
+  ReadModelInfo(loaded.path);  // names what is wrong better than llama.cpp does
   loaded.tokenizer = Tokenizer::Load(loaded.path, {.chat_template = chat_template});
   loaded.pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : DefaultThreads());
   BackboneOptions backbone_options;

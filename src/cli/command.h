@@ -46,10 +46,13 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags);
 // Accepts whole numbers from `low` to `high`, and keeps quiet about it in the help text.
 CLI::Validator Between(int64_t low, int64_t high);
 
-// A size such as "2G" or "512M" in bytes (K, M, G, T are powers of 1024, with or without B or iB).
-// `command`'s option converts it while parsing.
+// A size such as "2G" or "512M" in bytes (K, M, G, T are powers of 1024, with or without B or iB),
+// below 2^63. `command`'s option converts it while parsing.
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help);
+
+// Throws Error(kUsage), offering the nearest name, unless `name` is a value of --peer or empty.
+void CheckPeerName(const std::string& name);
 
 // Throws Error(kUsage) for an unknown KV type.
 EngineOptions ToEngineOptions(const ModelFlags& flags);
@@ -69,7 +72,7 @@ std::string ResolveModelPath(const std::string& name);
 
 // Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
 // template unless it is empty, and makes an engine of ToEngineOptions(flags). Throws what
-// Tokenizer::Load, LoadCpuBackbone and Engine throw.
+// ReadModelInfo (which comes first), Tokenizer::Load, LoadCpuBackbone and Engine throw.
 LoadedModel LoadModel(const ModelFlags& flags, const std::string& chat_template = "");
 
 }  // namespace winnow

@@ -4,17 +4,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "core/check.h"
 #include "core/error.h"
 #include "policy/arm.h"
+#include "text/read_file.h"
+#include "text/utf8.h"
 
 namespace winnow {
 
@@ -81,6 +79,13 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
   add("--min-p", sampling.min_p, "P", "Leave out tokens below P times the likeliest; 0: off");
   add("--seed", sampling.seed, "N", "Seed: the same one gives the same answer");
   add("--repeat-penalty", sampling.repeat_penalty, "X", "Divides logits of recent tokens; 1: off");
+  command
+      .add_option("--repeat-last-n", sampling.penalty_last_n,
+                  "Tokens that the penalties look back on; -1: all of them")
+      ->type_name("N")
+      ->check(Between(-1, 1 << 30))
+      ->capture_default_str()
+      ->group(sampler);
   add("--frequency-penalty", sampling.frequency_penalty, "X",
       "Subtracted for each recent appearance; 0: off");
   add("--presence-penalty", sampling.presence_penalty, "X",
@@ -106,31 +111,13 @@ DocumentSet ReadDocuments(const PromptFlags& flags) {
   return set;
 }
 
-void CheckUtf8(const std::string& text, const std::string& what) {
-  if (const int64_t offset = FirstInvalidUtf8(text); offset >= 0) {
-    Throw(ErrorKind::kInput, "{} is not UTF-8 text (byte 0x{:02x} at offset {})", what,
-          static_cast<unsigned char>(text[offset]), offset);
-  }
-}
-
 std::string ReadTextFile(const std::string& path) {
   std::string text;
-  const auto read_all = [&text](std::istream& in) {
-    text.assign(std::istreambuf_iterator<char>(in), {});
-    return !in.bad();
-  };
-  if (path == "-") {
-    read_all(std::cin);
-  } else {
-    errno = 0;
-    std::ifstream in(path, std::ios::binary);
-    // Opening a folder succeeds; reading its first byte does not.
-    if (!in || (in.peek() == std::ifstream::traits_type::eof() && errno != 0) || !read_all(in)) {
-      Throw(ErrorKind::kInput, "{}: {}", path,
-            errno != 0 ? std::strerror(errno) : "cannot be read");
-    }
+  const std::string name = path == "-" ? "standard input" : path;
+  if (const int error = ReadFile(path, &text); error != 0) {
+    Throw(ErrorKind::kInput, "{}: cannot be read: {}", name, std::strerror(error));
   }
-  CheckUtf8(text, path == "-" ? "standard input" : path);
+  CheckUtf8(text, name);
   if (text.ends_with('\n')) text.pop_back();
   if (text.ends_with('\r')) text.pop_back();
   return text;
@@ -180,9 +167,6 @@ RequestResult Generate(Engine& engine, Request request, Output* stream, Progress
     WINNOW_CHECK(stepped || result.has_value(), "request {} is neither running nor finished", id);
   }
   progress.Clear();
-  if (result->finish_reason == FinishReason::kFailed) {
-    throw Error(ErrorKind::kResource, result->error);
-  }
   return *std::move(result);
 }
 

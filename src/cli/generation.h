@@ -52,9 +52,6 @@ DocumentSet ReadDocuments(const PromptFlags& flags);
 // Error(kInput) if it cannot be read or is not UTF-8.
 std::string ReadTextFile(const std::string& path);
 
-// Throws Error(kInput) that names `what` if `text` is not UTF-8.
-void CheckUtf8(const std::string& text, const std::string& what);
-
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
 std::string ReadChatTemplate(const PromptFlags& flags);
 
@@ -66,9 +63,9 @@ Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
                     int64_t context_tokens);
 
 // Submits the request and steps the engine until it is finished. Text goes to `stream` as it comes,
-// unless null. A pending signal, or a closed output, cancels the request: what was generated until
-// then is returned. Throws what Engine::Submit throws, and Error(kResource) if the engine gave the
-// request up.
+// unless null. A pending signal, or a closed output, cancels the request; it may also fail
+// (FinishReason::kFailed): what was generated until then is returned. Throws what Engine::Submit
+// throws.
 RequestResult Generate(Engine& engine, Request request, Output* stream, ProgressBar& progress,
                        const InterruptScope& interrupts);
 

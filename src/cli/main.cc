@@ -1,9 +1,11 @@
 // The program `winnow`: finds the command, turns every error into a message and an exit code.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
 #include <exception>
 #include <new>
 #include <string>
@@ -23,8 +25,6 @@
 
 namespace winnow {
 namespace {
-
-constexpr ExitKind kInternal{"internal", 1};
 
 int Report(ExitKind kind, std::string_view message, bool json) {
   Warn(message);
@@ -96,7 +96,19 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
       "Ctrl-C,\n141 the reader of standard output went away.");
 }
 
+// Gives closed standard streams a descriptor, which the first files to be opened would take
+// otherwise: messages must not end up in them. A closed standard output stays one that cannot be
+// written.
+void ReserveStandardStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // The lowest free descriptor, which is `fd`.
+    if (::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY) != fd) return;
+  }
+}
+
 int Main(int argc, char** argv) {
+  ReserveStandardStreams();
   InstallSignalHandlers();
   CommandContext context;
   CLI::App app("", "winnow");
@@ -107,7 +119,7 @@ int Main(int argc, char** argv) {
   try {
     CheckCommandName(app, args);
     app.parse(argc, argv);
-    if (context.verbose) ForwardLibraryLog([](const char* text) { std::fputs(text, stderr); });
+    if (context.verbose) ForwardLibraryLog([](const char* text) { WriteError(text); });
     return context.run();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
@@ -119,7 +131,8 @@ int Main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return Report(DescribeError(ErrorKind::kResource), "out of memory", json);
   } catch (const std::exception& error) {
-    return Report(kInternal, fmt::format("internal error: {}", error.what()), json);
+    return Report(DescribeError(std::nullopt), fmt::format("internal error: {}", error.what()),
+                  json);
   }
 }
 

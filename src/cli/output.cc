@@ -30,8 +30,9 @@ std::string DumpJson(const nlohmann::ordered_json& json, bool indent) {
   return json.dump(indent ? 2 : -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-ExitKind DescribeError(ErrorKind kind) {
-  switch (kind) {
+ExitKind DescribeError(std::optional<ErrorKind> kind) {
+  if (!kind.has_value()) return {"internal", 1};
+  switch (*kind) {
     case ErrorKind::kUsage:
       return {"usage", 2};
     case ErrorKind::kInput:
@@ -73,6 +74,12 @@ std::string FormatSeconds(double seconds) {
   return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 2 : seconds < 100 ? 1 : 0);
 }
 
-void Warn(std::string_view message) { fmt::print(stderr, "winnow: {}\n", message); }
+void WriteError(std::string_view text) {
+  // fmt::print would throw where stderr is closed; there is nobody left to tell.
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+void Warn(std::string_view message) { WriteError(fmt::format("winnow: {}\n", message)); }
 
 }  // namespace winnow

@@ -1,9 +1,10 @@
-// Standard output that survives a closed pipe, JSON that survives bad UTF-8, and numbers for
-// people.
+// Standard output and stderr that survive closed pipes, JSON that survives bad UTF-8, and numbers
+// for people.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -39,7 +40,7 @@ struct ExitKind {
   std::string_view name;
   int exit_code;
 };
-ExitKind DescribeError(ErrorKind kind);
+ExitKind DescribeError(std::optional<ErrorKind> kind);  // none: an internal error
 
 // {"schema": "winnow.error/1", "error": {"kind", "message"}}
 nlohmann::ordered_json ErrorJson(std::string_view kind, std::string_view message);
@@ -48,7 +49,10 @@ std::string FormatCount(int64_t n);         // "6,812"
 std::string FormatBytes(uint64_t bytes);    // "156 MiB", "1.2 GiB"
 std::string FormatSeconds(double seconds);  // "0.42 s", "73 s"
 
-// A line on stderr, after "winnow: ".
+// Writes `text` to stderr as it is. A failure (stderr closed, its reader gone) is ignored.
+void WriteError(std::string_view text);
+
+// A line on stderr, after "winnow: "; likewise.
 void Warn(std::string_view message);
 
 }  // namespace winnow

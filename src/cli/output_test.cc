@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cli/chat_session.h"
 #include "cli/progress.h"
 #include "cli/run_record.h"
+#include "testing/paths.h"
 
 namespace winnow {
 namespace {
@@ -72,6 +74,42 @@ TEST(Table, WhatIsUnknownIsNull) {
   EXPECT_TRUE(json.at("tpot_ms").is_null());
   EXPECT_TRUE(json.at("peer").is_null());
   EXPECT_EQ(json.at("finish_reason"), "cancelled");
+  EXPECT_TRUE(json.at("error").is_null());
+  EXPECT_TRUE(json.at("peer_error").is_null());
+  record.peer_error = "no room";
+  EXPECT_EQ(ToJson(record).at("peer_error"), "no room");
+}
+
+TEST(Errors, KindsHaveExitCodes) {
+  EXPECT_EQ(DescribeError(ErrorKind::kResource).exit_code, 4);
+  EXPECT_EQ(DescribeError(std::nullopt).exit_code, 1);
+  EXPECT_EQ(DescribeError(std::nullopt).name, "internal");
+}
+
+TEST(ChatHistory, HoldsNothingOfAStopString) {
+  const auto path = testing::DefaultModelPath();
+  if (!path.has_value()) GTEST_SKIP() << "the default model is absent: run `make deps`";
+  const auto tokenizer = Tokenizer::Load(*path);
+  const auto kept = [&](const std::string& said, const std::string& shown) {
+    RequestResult result;
+    result.finish_reason = FinishReason::kStopString;
+    result.tokens = tokenizer->Encode(said, false, false);
+    result.text = shown;
+    result.tokens.resize(KeptAnswerTokens(*tokenizer, result));
+    return tokenizer->Decode(result.tokens);
+  };
+  EXPECT_EQ(kept("One two.\nUser: no", "One two.\n"), "One two.\n");
+  // The space is part of the token that the stop string begins in.
+  EXPECT_EQ(kept("The river ends", "The "), "The");
+  // The emoji's tokens: a part of a character was not shown.
+  EXPECT_EQ(kept("Good 😀", "Good"), "Good");
+  EXPECT_EQ(kept("Good 😀 day", "Good 😀"), "Good 😀");
+  EXPECT_EQ(kept("ends", ""), "");
+
+  RequestResult ended;
+  ended.finish_reason = FinishReason::kEndToken;
+  ended.tokens = tokenizer->Encode("Yes<|im_end|>", false, /*parse_special=*/true);
+  EXPECT_EQ(KeptAnswerTokens(*tokenizer, ended), static_cast<int64_t>(ended.tokens.size()) - 1);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "cli/output.h"
 
@@ -25,15 +24,13 @@ void ProgressBar::Update(const PrefillProgress& progress) {
   if (drawn_ && now - last_ < kInterval) return;
   last_ = now;
   drawn_ = true;
-  fmt::print(stderr, "\r{}\x1b[K", FormatProgress(progress));
-  std::fflush(stderr);
+  WriteError(fmt::format("\r{}\x1b[K", FormatProgress(progress)));
 }
 
 void ProgressBar::Clear() {
   if (!drawn_) return;
   drawn_ = false;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  WriteError("\r\x1b[K");
 }
 
 std::string FormatProgress(const PrefillProgress& progress) {

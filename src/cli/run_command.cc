@@ -3,18 +3,17 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <new>
 #include <utility>
 
 #include "bench/peer_llama.h"
 #include "cli/generation.h"
 #include "cli/run_record.h"
 #include "core/error.h"
-#include "policy/arm.h"
+#include "text/utf8.h"
 
 namespace winnow {
 namespace {
-
-constexpr char kPeerName[] = "llama.cpp";
 
 struct RunFlags {
   ModelFlags model;
@@ -34,13 +33,6 @@ std::string Question(const RunFlags& flags) {
   if (flags.question == "-") return ReadTextFile("-");
   CheckUtf8(flags.question, "the question");
   return flags.question;
-}
-
-void CheckPeerName(const std::string& name) {
-  if (name.empty() || name == kPeerName) return;
-  const std::string nearest = NearestName(name, {kPeerName});
-  Throw(ErrorKind::kUsage, "unknown peer '{}'{}; known: {}", name,
-        nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), kPeerName);
 }
 
 // llama.cpp with its defaults on the same tokens, and as many decode steps as Winnow made.
@@ -63,6 +55,24 @@ PeerRecord RunPeer(const LoadedModel& loaded, const std::string& kv_type,
   record.buffer_bytes = model.weight_bytes() + peer.total_bytes();
   record.kv_bytes = peer.kv_bytes();
   return record;
+}
+
+// Adds the peer's side to `record`. If the peer fails, the answer keeps its record: the reason goes
+// into it and to stderr, and what is returned is the exit code of it.
+int AddPeer(const LoadedModel& loaded, const std::string& kv_type,
+            const std::vector<TokenId>& prompt, RunRecord& record) {
+  ErrorKind kind = ErrorKind::kResource;
+  try {
+    record.peer = RunPeer(loaded, kv_type, prompt, record.result);
+    return 0;
+  } catch (const Error& error) {
+    kind = error.kind();
+    record.peer_error = error.what();
+  } catch (const std::bad_alloc&) {
+    record.peer_error = "out of memory";
+  }
+  Warn("llama.cpp failed: " + record.peer_error);
+  return DescribeError(kind).exit_code;
 }
 
 void PrintNotes(const RunFlags& flags, const Prompt& prompt, const Tokenizer& tokenizer) {
@@ -99,18 +109,22 @@ int Run(const RunFlags& flags, bool json) {
   }
   record.skipped = std::move(set.skipped);
   if (!json) output.Write("\n");
-  if (!flags.peer.empty() && signal == 0 && !output.failed()) {
-    record.peer = RunPeer(loaded, flags.model.kv_type, prompt.tokens, record.result);
+  int exit_code = 0;
+  if (record.result.finish_reason == FinishReason::kFailed) {
+    Warn(record.result.error);
+    exit_code = DescribeError(record.result.error_kind).exit_code;
+  } else if (!flags.peer.empty() && signal == 0 && !output.failed()) {
+    exit_code = AddPeer(loaded, flags.model.kv_type, prompt.tokens, record);
   }
   if (json) {
     nlohmann::ordered_json object = {{"schema", "winnow.run/1"}};
     object.update(ToJson(record));
     output.Write(DumpJson(object, /*indent=*/true) + "\n");
   } else if (!flags.quiet && !output.failed()) {
-    fmt::print(stderr, "\n{}", FormatTable(record));
+    WriteError("\n" + FormatTable(record));
   }
   if (signal != 0) return 128 + signal;
-  return output.ExitCode(0);
+  return output.ExitCode(exit_code);
 }
 
 }  // namespace

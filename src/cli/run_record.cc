@@ -18,6 +18,10 @@ ordered_json MillisecondsOrNull(double seconds, bool known) {
   return known ? ordered_json(seconds * 1e3) : ordered_json(nullptr);
 }
 
+ordered_json TextOrNull(const std::string& text) {
+  return text.empty() ? ordered_json(nullptr) : ordered_json(text);
+}
+
 // Dense attention reads every token of every document and does not measure how its mass is spread.
 ordered_json DocumentsJson(const std::vector<PromptDocument>& documents) {
   ordered_json list = ordered_json::array();
@@ -107,6 +111,7 @@ ordered_json ToJson(const RunRecord& record) {
           {"text", result.text},
           {"tokens", result.tokens},
           {"finish_reason", FinishReasonName(result.finish_reason)},
+          {"error", TextOrNull(result.error)},
           {"ttft_ms", MillisecondsOrNull(result.ttft_seconds, !result.tokens.empty())},
           {"tpot_ms", MillisecondsOrNull(result.SecondsPerToken(), result.tokens.size() >= 2)},
           {"kv_bytes", result.kv_bytes},
@@ -115,7 +120,8 @@ ordered_json ToJson(const RunRecord& record) {
           {"skipped", std::move(skipped)},
           {"prefill", ToJson(result.ledger.prefill)},
           {"decode", ToJson(result.ledger.decode)},
-          {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)}};
+          {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)},
+          {"peer_error", TextOrNull(record.peer_error)}};
 }
 
 std::string FormatTable(const RunRecord& record) {

@@ -36,6 +36,7 @@ struct RunRecord {
   RequestResult result;
   uint64_t peak_rss_bytes = 0;  // before the peer was loaded
   std::optional<PeerRecord> peer;
+  std::string peer_error;  // why there is none although it was asked for
 };
 
 // The record of a finished request; documents skipped and a peer are the caller's to add.

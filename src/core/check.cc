@@ -7,8 +7,9 @@
 namespace winnow {
 
 void CheckFailed(const char* file, int line, const char* condition, const std::string& message) {
-  fmt::print(stderr, "{}:{}: broken invariant: {}{}{}\n", file, line, condition,
-             message.empty() ? "" : ": ", message);
+  const std::string text = fmt::format("{}:{}: broken invariant: {}{}{}\n", file, line, condition,
+                                       message.empty() ? "" : ": ", message);
+  std::fputs(text.c_str(), stderr);
   std::fflush(stderr);
   std::abort();
 }

@@ -68,9 +68,13 @@ int ThreadPool::size() const { return impl_->n_threads; }
 
 void ThreadPool::Run(FunctionRef<void(int, int)> fn) {
   WINNOW_CHECK(impl_->current == nullptr, "a parallel region inside a parallel region");
+  // Also where Compute throws.
+  struct Reset {
+    FunctionRef<void(int, int)>** current;
+    ~Reset() { *current = nullptr; }
+  } reset{&impl_->current};
   impl_->current = &fn;
   Compute(impl_->region);
-  impl_->current = nullptr;
 }
 
 void ThreadPool::ForEach(int64_t n_tasks, FunctionRef<void(int64_t, int)> fn) {
@@ -95,7 +99,6 @@ void ThreadPool::Compute(ggml_cgraph* graph) {
   }
   const ggml_status status = ggml_graph_compute(graph, &plan);
   if (status != GGML_STATUS_SUCCESS) {
-    impl_->current = nullptr;
     Throw(ErrorKind::kResource, "ggml could not compute a graph: {}",
           ggml_status_to_string(status));
   }
@@ -103,27 +106,47 @@ void ThreadPool::Compute(ggml_cgraph* graph) {
 
 void ThreadPool::Pause() { ggml_threadpool_pause(impl_->pool); }
 
-int DefaultThreads() {
+namespace {
+
 #ifdef __linux__
+// Physical cores that the process may run on; 0 if the system does not tell.
+int AllowedCores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
-    // Two hardware threads of one core share its arithmetic units: count each core once.
-    std::set<std::pair<int, int>> cores;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (!CPU_ISSET(cpu, &allowed)) continue;
-      const std::string topology =
-          "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-      int package = 0;
-      int core = cpu;
-      std::ifstream(topology + "physical_package_id") >> package;
-      std::ifstream(topology + "core_id") >> core;
-      cores.emplace(package, core);
-    }
-    if (!cores.empty()) return static_cast<int>(cores.size());
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 0;
+  // Two hardware threads of one core share its arithmetic units: count each core once.
+  std::set<std::pair<int, int>> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    int package = 0;
+    int core = cpu;
+    std::ifstream(topology + "physical_package_id") >> package;
+    std::ifstream(topology + "core_id") >> core;
+    cores.emplace(package, core);
   }
+  return static_cast<int>(cores.size());
+}
+
+// Whole processors that a container's quota leaves ("quota period" in microseconds); 0: no quota.
+int QuotaCores() {
+  std::ifstream in("/sys/fs/cgroup/cpu.max");
+  double quota = 0;
+  double period = 0;
+  if (!(in >> quota >> period) || period <= 0) return 0;
+  return std::max(1, static_cast<int>(quota / period));
+}
 #endif
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+
+}  // namespace
+
+int DefaultThreads() {
+  int threads = static_cast<int>(std::thread::hardware_concurrency());
+#ifdef __linux__
+  if (const int cores = AllowedCores(); cores > 0) threads = cores;
+  if (const int quota = QuotaCores(); quota > 0) threads = std::min(threads, quota);
+#endif
+  return std::clamp(threads, 1, GGML_MAX_N_THREADS);
 }
 
 }  // namespace winnow

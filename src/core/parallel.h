@@ -22,7 +22,8 @@ class ThreadPool {
 
   int size() const;
 
-  // Calls fn(thread, n_threads) once on every thread and waits (about 2 µs on two threads).
+  // Calls fn(thread, n_threads) once on every thread and waits (about 2 µs on two threads). `fn`
+  // must not throw.
   void Run(FunctionRef<void(int, int)> fn);
 
   // Calls fn(task, thread) for each task in [0, n_tasks), handed out one at a time in order. `fn`
@@ -41,7 +42,7 @@ class ThreadPool {
   std::unique_ptr<Impl> impl_;
 };
 
-// The number of physical cores this process may use, at least 1.
+// The number of physical cores this process may use (affinity and container quota), at least 1.
 int DefaultThreads();
 
 }  // namespace winnow

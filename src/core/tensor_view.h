@@ -10,6 +10,7 @@
 #include <new>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "core/check.h"
 
@@ -62,10 +63,23 @@ class AlignedBuffer {
   AlignedBuffer() = default;
   explicit AlignedBuffer(size_t n) { Resize(n); }
 
-  // Makes room for `n` elements; contents are lost when it has to grow. Throws std::bad_alloc.
+  AlignedBuffer(AlignedBuffer&& other) noexcept
+      : data_(std::move(other.data_)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    data_ = std::move(other.data_);
+    size_ = std::exchange(other.size_, 0);
+    capacity_ = std::exchange(other.capacity_, 0);
+    return *this;
+  }
+
+  // Makes room for `n` elements; contents are lost when it has to grow. Throws std::bad_alloc and
+  // is empty then.
   void Resize(size_t n) {
     if (n > capacity_) {
       data_.reset();
+      size_ = capacity_ = 0;
       data_.reset(static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{kAlignment})));
       capacity_ = n;
     }

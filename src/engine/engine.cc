@@ -6,6 +6,8 @@
 #include <cmath>
 #include <list>
 #include <mutex>
+#include <new>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
@@ -66,7 +68,16 @@ struct Engine::Impl {
   void ValidateRequest(const Request& request) const;
   void ApplyCancellations();
   void Admit(Sequence* sequence);
-  void ReservePages(Sequence* sequence, int first_layer, int n_layers, int64_t n_tokens);
+  void StartPrefill(Sequence* sequence);
+  // The longest that the request can become.
+  int64_t TotalTokens(const Request& request) const {
+    const auto n_prompt = static_cast<int64_t>(request.tokens.size());
+    return n_prompt + std::min(request.max_new_tokens, context_tokens - n_prompt);
+  }
+  // Admission promised these pages; resident prefixes may have to give way.
+  void EvictFor(int64_t needed_pages) {
+    if (needed_pages > pages.free_pages()) prefixes.Evict(needed_pages - pages.free_pages());
+  }
 
   void RunQuantum(Sequence* sequence, const PlannedQuantum& quantum);
   void FinishPrefill(Sequence* sequence);
@@ -77,8 +88,11 @@ struct Engine::Impl {
   void DecodeBatch(const std::vector<Sequence*>& batch);
   void TakeToken(Sequence* sequence, std::span<const float> row_logits);
 
+  void HashPages(Sequence* sequence, int64_t n_tokens);
   void RememberPrefix(Sequence* sequence, int64_t n_tokens);
-  void Finish(Sequence* sequence, FinishReason reason, std::string error = {});
+  void Finish(Sequence* sequence, FinishReason reason);
+  // Inside a catch block: the request fails with the exception's message.
+  void Fail(Sequence* sequence, const std::exception& error);
 
   Backbone* backbone;
   const ModelConfig& config;
@@ -94,6 +108,7 @@ struct Engine::Impl {
   std::list<Sequence> sequences;  // in order of submission
   std::vector<RequestResult> results;
   RequestId next_id = 1;
+  bool stepping = false;
   AlignedBuffer<float> batch_hidden;  // [B, E]
   AlignedBuffer<float> logits;        // [B, V]
 
@@ -114,7 +129,9 @@ int64_t Engine::Impl::ResolveContext() const {
     Throw(ErrorKind::kUsage, "a context of {} tokens: this model takes 1 to {}",
           options.context_tokens, config.context_length);
   }
-  return options.context_tokens == 0 ? config.context_length : options.context_tokens;
+  const int64_t context =
+      options.context_tokens == 0 ? config.context_length : options.context_tokens;
+  return std::min(context, kMaxAttentionTokens);
 }
 
 int64_t Engine::Impl::ResolveCapacity() const {
@@ -169,7 +186,7 @@ void Engine::Impl::ValidateRequest(const Request& request) const {
             ? fmt::format(", or raise --ctx (this model takes up to {})", config.context_length)
             : ", or use a model with a longer context");
   }
-  const int64_t n_total = std::min(n_prompt + request.max_new_tokens, context_tokens);
+  const int64_t n_total = TotalTokens(request);
   if (WorstCase(n_total) > pages.capacity_pages()) {
     Throw(ErrorKind::kResource,
           "{} prompt tokens and {} new ones need {:.0f} MiB of KV memory and the pool has {:.0f} "
@@ -191,65 +208,60 @@ void Engine::Impl::ApplyCancellations() {
   if (ids.empty()) return;
   for (auto it = sequences.begin(); it != sequences.end();) {
     Sequence* sequence = &*it++;  // Finish erases it
-    if (ids.contains(sequence->id)) Finish(sequence, FinishReason::kCancelled);
+    if (!ids.contains(sequence->id)) continue;
+    try {
+      Finish(sequence, FinishReason::kCancelled);
+    } catch (const std::exception& error) {
+      Fail(sequence, error);
+    }
   }
 }
 
 void Engine::Impl::Admit(Sequence* sequence) {
   sequence->admitted = Clock::now();
   sequence->status.phase = Phase::kPrefill;
-  sequence->positions.resize(sequence->n_prompt());
-  for (int64_t i = 0; i < sequence->n_prompt(); ++i) {
-    sequence->positions[i] = static_cast<int32_t>(i);
-  }
-  if (options.prefix_reuse && !sequence->request.on_prompt_logits) {
-    const int64_t slots = layout.slots;
-    Hash128 previous;
-    for (int64_t begin = 0; begin + slots <= sequence->n_prompt(); begin += slots) {
-      previous = PrefixCache::PageHash(
-          previous, std::span(sequence->request.tokens).subspan(begin, slots),
-          std::span(sequence->positions).subspan(begin, slots), sequence->arm.fingerprint);
-      sequence->page_hashes.push_back(previous);
-    }
-    // The last token is always computed: its logits are wanted.
-    const int64_t reusable = (sequence->n_prompt() - 1) / slots;
-    sequence->n_reused = prefixes.Adopt(sequence->page_hashes, reusable, &sequence->kv) * slots;
-  }
-  sequence->status.next_token = sequence->n_reused;
-  const int64_t n_new = sequence->n_prompt() - sequence->n_reused;
-  sequence->hidden.Resize(n_new * config.hidden);
-  ScopedTimer timer(sequence->ledger.prefill.seconds.embed);
-  for (int64_t begin = 0; begin < n_new; begin += options.prefill_chunk) {
-    const int64_t n = std::min(options.prefill_chunk, n_new - begin);
-    backbone->Embed(std::span(sequence->request.tokens).subspan(sequence->n_reused + begin, n),
-                    {sequence->hidden.data() + begin * config.hidden, {n, config.hidden}});
-  }
 }
 
-// Admission promised these pages; resident prefixes may have to give way.
-void Engine::Impl::ReservePages(Sequence* sequence, int first_layer, int n_layers,
-                                int64_t n_tokens) {
-  int64_t needed = 0;
-  for (int layer = first_layer; layer < first_layer + n_layers; ++layer) {
-    needed += sequence->kv.PagesNeeded(layer, n_tokens);
+// Looks for resident pages and takes memory for the rest: not before the sequence's turn comes,
+// since the one before it may leave pages that it can use.
+void Engine::Impl::StartPrefill(Sequence* sequence) {
+  Sequence& s = *sequence;
+  s.positions.resize(s.n_prompt());
+  std::iota(s.positions.begin(), s.positions.end(), 0);
+  if (options.prefix_reuse && !s.request.on_prompt_logits) {
+    HashPages(sequence, s.n_prompt());
+    // The last token is always computed: its logits are wanted.
+    const int64_t reusable = (s.n_prompt() - 1) / layout.slots;
+    s.n_reused = prefixes.Adopt(s.page_hashes, reusable, &s.kv) * layout.slots;
   }
-  if (needed > pages.free_pages()) prefixes.Evict(needed - pages.free_pages());
+  s.status.next_token = s.n_reused;
+  s.hidden.Resize((s.n_prompt() - s.n_reused) * config.hidden);
+  s.prefill_started = true;
 }
 
 void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum) {
   Sequence& s = *sequence;
+  if (!s.prefill_started) {
+    StartPrefill(sequence);
+    return;
+  }
   const int64_t n = quantum.end - quantum.begin;
   const bool last_layer = quantum.layer + 1 == config.n_layers;
-  ReservePages(sequence, quantum.layer, 1, n);
+  EvictFor(s.kv.PagesNeeded(quantum.layer, n));
   // Above the last layer only the last token of the prompt is wanted, unless all logits are.
   const int64_t first_output = !last_layer || s.request.on_prompt_logits ? 0
                                : quantum.end == s.n_prompt()             ? n - 1
                                                                          : n;
-  float* hidden = s.hidden.data() + (quantum.begin - s.n_reused) * config.hidden;
+  const TensorView<float, 2> hidden(s.hidden.data() + (quantum.begin - s.n_reused) * config.hidden,
+                                    {n, config.hidden});
+  if (quantum.layer == 0) {
+    ScopedTimer timer(s.ledger.prefill.seconds.embed);
+    backbone->Embed(std::span(s.request.tokens).subspan(quantum.begin, n), hidden);
+  }
   prefill.Run({.kv = &s.kv,
                .layer = quantum.layer,
                .positions = std::span(s.positions).subspan(quantum.begin, n),
-               .hidden = {hidden, {n, config.hidden}},
+               .hidden = hidden,
                .first_output = first_output},
               &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
   if (last_layer && s.request.on_prompt_logits)
@@ -299,24 +311,35 @@ void Engine::Impl::FinishPrefill(Sequence* sequence) {
 }
 
 void Engine::Impl::RunDecode(const std::vector<Sequence*>& batch) {
-  std::vector<int64_t> before;
-  for (Sequence* s : batch) before.push_back(s->kv.n_tokens(0));
+  std::vector<std::vector<int64_t>> before;  // [B][L]
+  for (const Sequence* s : batch) {
+    before.emplace_back();
+    for (int layer = 0; layer < config.n_layers; ++layer) {
+      before.back().push_back(s->kv.n_tokens(layer));
+    }
+  }
   try {
     DecodeBatch(batch);
   } catch (const std::exception& error) {
     for (size_t b = 0; b < batch.size(); ++b) {
       for (int layer = 0; layer < config.n_layers; ++layer) {
-        if (batch[b]->kv.n_tokens(layer) > before[b]) batch[b]->kv.Truncate(layer, before[b]);
+        if (batch[b]->kv.n_tokens(layer) > before[b][layer]) {
+          batch[b]->kv.Truncate(layer, before[b][layer]);
+        }
       }
     }
     // The trouble has no owner (memory, most likely): the newest one makes room, the others try
     // again.
-    Finish(batch.back(), FinishReason::kFailed, error.what());
+    Fail(batch.back(), error);
     return;
   }
   for (size_t b = 0; b < batch.size(); ++b) {
-    TakeToken(batch[b],
-              {logits.data() + b * config.vocabulary, static_cast<size_t>(config.vocabulary)});
+    try {
+      TakeToken(batch[b],
+                {logits.data() + b * config.vocabulary, static_cast<size_t>(config.vocabulary)});
+    } catch (const std::exception& error) {
+      Fail(batch[b], error);
+    }
   }
 }
 
@@ -324,13 +347,18 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
   const auto n = static_cast<int64_t>(batch.size());
   std::vector<TokenId> tokens;
   std::vector<DecodeSlot> slots;
-  for (Sequence* s : batch) {
-    ReservePages(s, 0, config.n_layers, 1);
+  std::vector<AttentionAccount> accounts(batch.size());
+  int64_t needed_pages = 0;
+  for (size_t b = 0; b < batch.size(); ++b) {
+    Sequence* s = batch[b];
+    for (int layer = 0; layer < config.n_layers; ++layer) {
+      needed_pages += s->kv.PagesNeeded(layer, 1);
+    }
     tokens.push_back(s->generated.back());
-    slots.push_back({.kv = &s->kv,
-                     .position = static_cast<int32_t>(s->n_stored()),
-                     .account = &s->ledger.decode.attention});
+    slots.push_back(
+        {.kv = &s->kv, .position = static_cast<int32_t>(s->n_stored()), .account = &accounts[b]});
   }
+  EvictFor(needed_pages);
   batch_hidden.Resize(n * config.hidden);
   logits.Resize(n * config.vocabulary);
   const TensorView<float, 2> hidden(batch_hidden.data(), {n, config.hidden});
@@ -344,9 +372,12 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
     ScopedTimer timer(seconds.logits);
     backbone->Logits(hidden, {logits.data(), {n, config.vocabulary}});
   }
-  for (Sequence* s : batch) {
-    AddShare(&s->ledger.decode.seconds, seconds, 1.0 / static_cast<double>(n));
-    ++s->ledger.decode.tokens;
+  // Nothing throws from here on: the step is committed.
+  for (size_t b = 0; b < batch.size(); ++b) {
+    batch[b]->positions.push_back(slots[b].position);
+    batch[b]->ledger.decode.attention += accounts[b];
+    AddShare(&batch[b]->ledger.decode.seconds, seconds, 1.0 / static_cast<double>(n));
+    ++batch[b]->ledger.decode.tokens;
   }
 }
 
@@ -354,10 +385,8 @@ void Engine::Impl::TakeToken(Sequence* sequence, std::span<const float> row_logi
   Sequence& s = *sequence;
   if (!std::all_of(row_logits.begin(), row_logits.end(),
                    [](float x) { return std::isfinite(x); })) {
-    Finish(sequence, FinishReason::kFailed,
-           fmt::format("the model's logits after token {} are not finite",
-                       s.n_prompt() + static_cast<int64_t>(s.generated.size())));
-    return;
+    Throw(ErrorKind::kInput, "the model's logits after token {} are not finite",
+          s.n_prompt() + static_cast<int64_t>(s.generated.size()));
   }
   if (s.request.on_logits) {
     s.request.on_logits(static_cast<int64_t>(s.generated.size()), row_logits);
@@ -390,24 +419,38 @@ void Engine::Impl::TakeToken(Sequence* sequence, std::span<const float> row_logi
   }
 }
 
-void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
-  if (!options.prefix_reuse || sequence->request.on_prompt_logits) return;
+// Extends the page hashes to the full pages of the first `n_tokens` tokens.
+void Engine::Impl::HashPages(Sequence* sequence, int64_t n_tokens) {
   const int64_t slots = layout.slots;
   std::vector<TokenId> tokens(slots);
-  std::vector<int32_t> positions(slots);
   auto& hashes = sequence->page_hashes;
   for (auto page = static_cast<int64_t>(hashes.size()); (page + 1) * slots <= n_tokens; ++page) {
-    for (int64_t i = 0; i < slots; ++i) {
-      tokens[i] = sequence->TokenAt(page * slots + i);
-      positions[i] = sequence->kv.position(config.n_layers - 1, page * slots + i);
-    }
-    hashes.push_back(PrefixCache::PageHash(page == 0 ? Hash128{} : hashes.back(), tokens, positions,
-                                           sequence->arm.fingerprint));
+    for (int64_t i = 0; i < slots; ++i) tokens[i] = sequence->TokenAt(page * slots + i);
+    hashes.push_back(PrefixCache::PageHash(
+        page == 0 ? Hash128{} : hashes.back(), tokens,
+        std::span(sequence->positions).subspan(page * slots, slots), sequence->arm.fingerprint));
   }
-  prefixes.Insert(hashes, sequence->kv);
 }
 
-void Engine::Impl::Finish(Sequence* sequence, FinishReason reason, std::string error) {
+void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
+  if (!options.prefix_reuse || sequence->request.on_prompt_logits) return;
+  HashPages(sequence, n_tokens);
+  prefixes.Insert(sequence->page_hashes, sequence->kv);
+}
+
+void Engine::Impl::Fail(Sequence* sequence, const std::exception& error) {
+  sequence->failure = error.what();
+  if (const auto* known = dynamic_cast<const Error*>(&error)) {
+    sequence->failure_kind = known->kind();
+  } else if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    sequence->failure = "out of memory";
+    sequence->failure_kind = ErrorKind::kResource;
+  }
+  sequence->request.on_text = nullptr;  // it may be what threw
+  Finish(sequence, FinishReason::kFailed);
+}
+
+void Engine::Impl::Finish(Sequence* sequence, FinishReason reason) {
   Sequence& s = *sequence;
   const std::string rest = s.stream.Finish();
   if (!rest.empty() && s.request.on_text) s.request.on_text(rest);
@@ -415,7 +458,8 @@ void Engine::Impl::Finish(Sequence* sequence, FinishReason reason, std::string e
   RequestResult result;
   result.id = s.id;
   result.finish_reason = reason;
-  result.error = std::move(error);
+  result.error = s.failure;
+  result.error_kind = s.failure_kind;
   result.text = s.stream.text();
   result.prompt_tokens = s.n_prompt();
   result.reused_tokens = s.n_reused;
@@ -433,7 +477,9 @@ void Engine::Impl::Finish(Sequence* sequence, FinishReason reason, std::string e
     result.prefill_seconds = seconds(admitted, s.first_token);
     result.ttft_seconds = seconds(s.submitted, s.first_token);
     result.decode_seconds = seconds(s.first_token, s.last_token);
-    if (reason != FinishReason::kFailed) RememberPrefix(sequence, s.n_stored());
+    if (reason != FinishReason::kFailed) {
+      RememberPrefix(sequence, static_cast<int64_t>(s.positions.size()));
+    }
   }
   result.tokens = std::move(s.generated);
   results.push_back(std::move(result));
@@ -450,11 +496,16 @@ RequestId Engine::Submit(Request request) {
   impl_->ValidateRequest(request);
   Arm arm = ParseArm(request.arm);
   const RequestId id = impl_->next_id++;
+  {
+    // Cancelled before it existed: that was an unknown id.
+    const std::lock_guard<std::mutex> lock(impl_->cancel_mutex);
+    impl_->cancelled.erase(id);
+  }
   const auto n_prompt = static_cast<int64_t>(request.tokens.size());
-  const int64_t n_total = std::min(n_prompt + request.max_new_tokens, impl_->context_tokens);
+  const int64_t n_total = impl_->TotalTokens(request);
   impl_->sequences.emplace_back(id, std::move(request), std::move(arm),
                                 SequenceKv(&impl_->pages, impl_->config.n_layers),
-                                impl_->config.vocabulary);
+                                impl_->config.vocabulary, static_cast<int>(impl_->context_tokens));
   impl_->sequences.back().status = {.worst_case_pages = impl_->WorstCase(n_total),
                                     .n_prompt = n_prompt};
   return id;
@@ -466,6 +517,12 @@ void Engine::Cancel(RequestId id) {
 }
 
 bool Engine::Step() {
+  WINNOW_CHECK(!impl_->stepping, "Engine::Step called from a callback");
+  impl_->stepping = true;
+  struct Leave {
+    bool* stepping;
+    ~Leave() { *stepping = false; }
+  } leave{&impl_->stepping};
   impl_->ApplyCancellations();
   if (impl_->sequences.empty()) return false;
   std::vector<Sequence*> all;
@@ -487,7 +544,7 @@ bool Engine::Step() {
     try {
       impl_->RunQuantum(all[quantum.sequence], quantum);
     } catch (const std::exception& error) {
-      impl_->Finish(all[quantum.sequence], FinishReason::kFailed, error.what());
+      impl_->Fail(all[quantum.sequence], error);
     }
   }
   return true;

@@ -20,7 +20,7 @@ namespace winnow {
 
 struct EngineOptions {
   int64_t context_tokens = 0;  // longest sequence; 0: the model's context length
-  int64_t kv_bytes = 0;        // page pool; 0: one context, or what fits in memory if that is less
+  int64_t kv_bytes = 0;        // page pool; 0: four contexts, or what fits in memory if less
   DType kv_dtype = DType::kF16;
   int page_slots = 32;          // G
   int64_t prefill_chunk = 512;  // tokens of a quantum
@@ -57,7 +57,7 @@ class Engine {
   RequestResult Run(Request request);
 
   int64_t context_tokens() const;
-  int64_t kv_bytes_per_token() const;  // all layers, global ones only counted where they grow
+  int64_t kv_bytes_per_token() const;  // of the global layers: local ones stop growing
   int64_t pool_bytes() const;
   int64_t active_requests() const;
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <new>
 #include <stdexcept>
 #include <vector>
 
@@ -261,7 +262,7 @@ TEST_F(EngineTest, CancelKeepsWhatWasGenerated) {
   EXPECT_EQ(result->finish_reason, FinishReason::kCancelled);
   EXPECT_TRUE(result->tokens.empty());
 
-  // In mid-decode, while another waits its turn and is cancelled too.
+  // In mid-decode.
   Request decoding;
   decoding.tokens = RandomTokens(30, 2);
   decoding.on_logits = [&](int64_t index, std::span<const float> /*row*/) {
@@ -305,6 +306,9 @@ TEST_F(EngineTest, AFailedStepIsRolledBackAndFailsTheNewestOnly) {
   EXPECT_EQ(result_a->finish_reason, FinishReason::kMaxTokens);
   EXPECT_EQ(result_a->tokens, expected.result.tokens);
   EXPECT_EQ(first.logits, expected.logits);
+  // What the failed step read is not counted twice.
+  EXPECT_EQ(result_a->ledger.decode.attention.bytes_read,
+            expected.result.ledger.decode.attention.bytes_read);
 }
 
 TEST_F(EngineTest, AFailedPrefillFailsThatRequest) {
@@ -332,6 +336,109 @@ TEST_F(EngineTest, LogitsThatAreNotFiniteFailTheRequestAndSayWhere) {
   EXPECT_EQ(result.finish_reason, FinishReason::kFailed);
   EXPECT_THAT(result.error, ::testing::HasSubstr("after token 12 are not finite"));
   EXPECT_EQ(result.tokens.size(), 2u);
+}
+
+TEST_F(EngineTest, LongAnswersOfLocalLayersAreRemembered) {
+  FakeShape shape;
+  shape.windows = {40, 0, 40};
+  FakeBackbone backbone(shape);
+  Engine engine(&backbone, nullptr, &pool_, Exact());
+  std::vector<TokenId> history = RandomTokens(70, 3);
+  const Generated first = Generate(&engine, history, 200);  // its first pages are released by then
+  ASSERT_EQ(first.result.finish_reason, FinishReason::kMaxTokens);
+  history.insert(history.end(), first.result.tokens.begin(), first.result.tokens.end());
+  const Generated second = Generate(&engine, history, 3);
+  EXPECT_EQ(second.result.reused_tokens, 256);  // of 269 stored tokens
+  ExpectNear(second.logits[0], FakeLogits(&backbone, history).back());
+}
+
+TEST_F(EngineTest, SequencesThatTurnThePageTogetherAllFindOne) {
+  EngineOptions options = Exact();
+  const PageLayout layout(2, 32, 32, DType::kF32);
+  // Four sequences of two pages a layer fill the pool; what an earlier one left has to give way.
+  options.kv_bytes = static_cast<int64_t>(layout.page_bytes) * 3 * 8;
+  Engine engine(&backbone_, nullptr, &pool_, options);
+  EXPECT_EQ(Generate(&engine, RandomTokens(200, 99), 40).result.finish_reason,
+            FinishReason::kMaxTokens);
+  std::vector<RequestId> ids;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    Request request;
+    request.tokens = RandomTokens(20, seed);
+    request.max_new_tokens = 40;
+    ids.push_back(engine.Submit(std::move(request)));
+  }
+  while (engine.Step()) engine.CheckInvariants();
+  for (const RequestId id : ids) {
+    EXPECT_EQ(engine.TakeResult(id)->finish_reason, FinishReason::kMaxTokens);
+  }
+}
+
+TEST_F(EngineTest, TheSecondOfTwoEqualPromptsFindsTheFirstOnesPages) {
+  Engine engine(&backbone_, nullptr, &pool_, Exact());
+  Request request;
+  request.tokens = RandomTokens(100, 1);
+  request.max_new_tokens = 3;
+  const RequestId first = engine.Submit(request);
+  const RequestId second = engine.Submit(request);
+  while (engine.Step()) engine.CheckInvariants();
+  EXPECT_EQ(engine.TakeResult(first)->reused_tokens, 0);
+  EXPECT_EQ(engine.TakeResult(second)->reused_tokens, 96);
+}
+
+TEST_F(EngineTest, ACallbackThatThrowsFailsItsRequestOnly) {
+  EngineOptions options = Exact();
+  options.prefix_reuse = false;
+  Engine reference(&backbone_, nullptr, &pool_, options);
+  const Generated expected = Generate(&reference, RandomTokens(30, 1), 20);
+
+  Engine engine(&backbone_, nullptr, &pool_, options);
+  Request bad;
+  bad.tokens = RandomTokens(30, 7);
+  bad.on_logits = [](int64_t index, std::span<const float> /*row*/) {
+    if (index == 5) throw std::runtime_error("played failure");
+  };
+  const RequestId bad_id = engine.Submit(std::move(bad));
+  Generated good;
+  const RequestId good_id = engine.Submit(Recording(RandomTokens(30, 1), 20, &good));
+  Request at_once;
+  at_once.tokens = RandomTokens(30, 8);
+  at_once.on_prefill = [](const PrefillProgress& /*progress*/) { throw std::bad_alloc(); };
+  const RequestId at_once_id = engine.Submit(std::move(at_once));
+  while (engine.Step()) engine.CheckInvariants();
+  const auto bad_result = engine.TakeResult(bad_id);
+  EXPECT_EQ(bad_result->finish_reason, FinishReason::kFailed);
+  EXPECT_EQ(bad_result->error, "played failure");
+  EXPECT_FALSE(bad_result->error_kind.has_value());
+  EXPECT_EQ(engine.TakeResult(at_once_id)->error_kind, ErrorKind::kResource);
+  EXPECT_EQ(engine.TakeResult(good_id)->tokens, expected.result.tokens);
+}
+
+TEST_F(EngineTest, AWaitingRequestCanBeCancelled) {
+  EngineOptions options = Exact();
+  options.max_batch = 1;
+  Engine engine(&backbone_, nullptr, &pool_, options);
+  Request request;
+  request.tokens = RandomTokens(40, 1);
+  request.max_new_tokens = 5;
+  engine.Cancel(2);  // not submitted yet: unknown
+  const RequestId first = engine.Submit(request);
+  const RequestId second = engine.Submit(request);
+  ASSERT_EQ(second, 2);
+  const RequestId third = engine.Submit(request);
+  engine.Step();
+  engine.Cancel(third);
+  while (engine.Step()) engine.CheckInvariants();
+  EXPECT_EQ(engine.TakeResult(first)->finish_reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(engine.TakeResult(second)->finish_reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(engine.TakeResult(third)->finish_reason, FinishReason::kCancelled);
+}
+
+TEST_F(EngineTest, AnAnswerWithoutALimitEndsWithTheContext) {
+  Engine engine(&backbone_, nullptr, &pool_, Exact());
+  Request request;
+  request.tokens = RandomTokens(500, 1);
+  request.max_new_tokens = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(engine.Run(std::move(request)).finish_reason, FinishReason::kContextFull);
 }
 
 TEST_F(EngineTest, TheContextsEndEndsTheAnswer) {
@@ -386,6 +493,7 @@ TEST_F(EngineTest, BadRequestsAreRefusedWithTheReason) {
   ExpectError(kUsage, "top-p", submit([](Request* r) { r->sampling.top_p = 0; }));
   ExpectError(kUsage, "min-p", submit([](Request* r) { r->sampling.min_p = 1; }));
   ExpectError(kUsage, "temperature", submit([](Request* r) { r->sampling.temperature = NAN; }));
+  ExpectError(kUsage, "4294967295", submit([](Request* r) { r->sampling.seed = 4294967295U; }));
   ExpectError(kUsage, "repeat", submit([](Request* r) { r->sampling.repeat_penalty = 0; }));
   ExpectError(kUsage, "new token", submit([](Request* r) { r->max_new_tokens = 0; }));
   EXPECT_EQ(engine.active_requests(), 0);

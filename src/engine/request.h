@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "ledger/ledger.h"
 #include "text/tokenizer.h"
 
@@ -56,7 +58,8 @@ struct Request {
   bool ignore_end_tokens = false;  // benchmarks
   std::string arm = "auto";
 
-  // All are called from within Engine::Step, on its thread; each may be empty.
+  // All are called from within Engine::Step, on its thread; each may be empty. They may call
+  // Engine::Cancel and nothing else of the engine; one that throws fails its request.
   std::function<void(const PrefillProgress&)> on_prefill;
   std::function<void(std::string_view)> on_text;  // whole UTF-8 characters, stop strings held back
   // Logits [V] at prompt position `position`, for every position in order; switches prefix reuse
@@ -71,7 +74,8 @@ using RequestId = int64_t;
 struct RequestResult {
   RequestId id = 0;
   FinishReason finish_reason = FinishReason::kFailed;
-  std::string error;  // of kFailed
+  std::string error;                    // of kFailed, and its kind:
+  std::optional<ErrorKind> error_kind;  // none: an internal error
   std::string text;
   std::vector<TokenId> tokens;  // generated, an end token included
   int64_t prompt_tokens = 0;

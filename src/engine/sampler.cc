@@ -25,12 +25,15 @@ void SamplingParams::Validate() const {
           "the repeat penalty must be above 0; 1 switches it off");
   Require(std::isfinite(frequency_penalty) && std::isfinite(presence_penalty),
           "the frequency and presence penalties must be numbers; 0 switches them off");
+  Require(seed != LLAMA_DEFAULT_SEED,
+          "the seed 4294967295 means \"a random seed\" to llama.cpp: take another");
   Require(penalty_last_n >= -1, "the penalty range must be -1 (everything) or more");
 }
 
 void Sampler::Free::operator()(llama_sampler* chain) const { llama_sampler_free(chain); }
 
-Sampler::Sampler(const SamplingParams& params, int n_vocab, std::span<const TokenId> prompt)
+Sampler::Sampler(const SamplingParams& params, int n_vocab, int max_tokens,
+                 std::span<const TokenId> prompt)
     : n_vocab_(n_vocab) {
   const bool penalties =
       params.penalty_last_n != 0 &&
@@ -40,9 +43,8 @@ Sampler::Sampler(const SamplingParams& params, int n_vocab, std::span<const Toke
 
   chain_.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
   if (penalties) {
-    // A prompt is finite, so "everything" is a window no history outgrows.
-    constexpr int kEverything = 1 << 20;
-    const int last_n = params.penalty_last_n < 0 ? kEverything : params.penalty_last_n;
+    const int last_n =
+        params.penalty_last_n < 0 ? max_tokens : std::min(params.penalty_last_n, max_tokens);
     llama_sampler_chain_add(chain_.get(), llama_sampler_init_penalties(
                                               n_vocab, last_n, params.repeat_penalty,
                                               params.frequency_penalty, params.presence_penalty));
@@ -64,12 +66,12 @@ TokenId Sampler::Sample(std::span<const float> logits) {
   if (chain_ == nullptr) {
     return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   }
-  std::vector<llama_token_data> candidates(logits.size());
+  candidates_.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
-    candidates[i] = {.id = static_cast<llama_token>(i), .logit = logits[i], .p = 0};
+    candidates_[i] = {.id = static_cast<llama_token>(i), .logit = logits[i], .p = 0};
   }
   llama_token_data_array array{
-      .data = candidates.data(), .size = candidates.size(), .selected = -1, .sorted = false};
+      .data = candidates_.data(), .size = candidates_.size(), .selected = -1, .sorted = false};
   llama_sampler_apply(chain_.get(), &array);
   WINNOW_CHECK(array.selected >= 0 && array.selected < static_cast<int64_t>(array.size));
   const TokenId token = array.data[array.selected].id;

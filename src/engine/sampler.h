@@ -1,6 +1,8 @@
 // Draws tokens from logits through llama.cpp's sampler chain.
 #pragma once
 
+#include <llama.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -8,14 +10,14 @@
 
 #include "engine/request.h"
 
-struct llama_sampler;
-
 namespace winnow {
 
 class Sampler {
  public:
-  // `n_vocab` logits a call; penalties look back on `prompt` and on what was drawn since.
-  Sampler(const SamplingParams& params, int n_vocab, std::span<const TokenId> prompt);
+  // `n_vocab` logits a call; penalties look back on `prompt` and on what was drawn since, together
+  // at most `max_tokens`.
+  Sampler(const SamplingParams& params, int n_vocab, int max_tokens,
+          std::span<const TokenId> prompt);
 
   // The next token from logits [V]. Greedy: the largest, ties to the lower id.
   TokenId Sample(std::span<const float> logits);
@@ -25,6 +27,7 @@ class Sampler {
     void operator()(llama_sampler* chain) const;
   };
   std::unique_ptr<llama_sampler, Free> chain_;  // null: plain greedy
+  std::vector<llama_token_data> candidates_;    // [V], kept between calls
   int n_vocab_;
 };
 

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/hash.h"
@@ -23,12 +25,13 @@ inline double SecondsSince(Clock::time_point start) {
 }
 
 struct Sequence {
-  Sequence(RequestId id_in, Request request_in, Arm arm_in, SequenceKv kv_in, int n_vocab)
+  Sequence(RequestId id_in, Request request_in, Arm arm_in, SequenceKv kv_in, int n_vocab,
+           int max_tokens)
       : id(id_in),
         request(std::move(request_in)),
         arm(std::move(arm_in)),
         kv(std::move(kv_in)),
-        sampler(request.sampling, n_vocab, request.tokens),
+        sampler(request.sampling, n_vocab, max_tokens, request.tokens),
         stream(request.stop) {}
 
   int64_t n_prompt() const { return static_cast<int64_t>(request.tokens.size()); }
@@ -45,12 +48,15 @@ struct Sequence {
   Sampler sampler;
   TextStream stream;
   SequenceStatus status;
-  std::vector<int32_t> positions;    // of the prompt, [n_prompt]
+  bool prefill_started = false;
+  std::vector<int32_t> positions;    // of the prompt and of the generated tokens that are stored
   std::vector<Hash128> page_hashes;  // of the full pages of tokens known so far
   int64_t n_reused = 0;              // prompt tokens found in resident pages
   AlignedBuffer<float> hidden;       // [n_prompt - n_reused, E] during prefill
   std::vector<TokenId> generated;
   RequestLedger ledger;
+  std::string failure;  // why it failed
+  std::optional<ErrorKind> failure_kind;
 
   Clock::time_point submitted = Clock::now();
   Clock::time_point admitted;

@@ -21,8 +21,7 @@ void CheckParams(const PrefillAttentionParams& params) {
                query_heads, layout.kv_heads);
   WINNOW_CHECK(static_cast<int64_t>(params.begin.size()) == n_queries &&
                static_cast<int64_t>(params.end.size()) == n_queries);
-  // The kernel keeps token numbers as floats.
-  WINNOW_CHECK(params.kv.n_tokens <= int64_t{1} << 24, "{} tokens", params.kv.n_tokens);
+  WINNOW_CHECK(params.kv.n_tokens <= kMaxAttentionTokens, "{} tokens", params.kv.n_tokens);
   WINNOW_CHECK(static_cast<int64_t>(params.kv.pages.size()) * layout.slots >= params.kv.n_tokens);
   for (int64_t t = 0; t < n_queries; ++t) {
     WINNOW_CHECK(0 <= params.begin[t] && params.begin[t] <= params.end[t] &&

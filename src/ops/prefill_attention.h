@@ -12,6 +12,9 @@
 
 namespace winnow {
 
+// The kernel keeps token numbers as floats.
+inline constexpr int64_t kMaxAttentionTokens = int64_t{1} << 24;
+
 struct PrefillAttentionParams {
   TensorView<const float, 3> q;  // [T, H, D], not yet scaled
   TensorView<float, 3> out;      // [T, H, D]

@@ -12,8 +12,8 @@ namespace winnow {
 struct Arm {
   std::string text;      // as given
   std::string resolved;  // what runs: "auto" resolves to "dense" while no policy is installed
-  // Part of the prefix hash: pages written under different fingerprints are never mixed, except
-  // that any arm may reuse dense pages (fingerprint 0).
+  // Part of the prefix hash: pages written under different fingerprints are never mixed. 0 is
+  // dense.
   uint64_t fingerprint = 0;
 };
 

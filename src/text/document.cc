@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
 
 #include "core/error.h"
+#include "text/read_file.h"
 #include "text/utf8.h"
 
 namespace winnow {
@@ -68,11 +66,9 @@ class Loader {
   }
 
   void AddFile(const std::string& path) {
-    errno = 0;
-    std::ifstream stream(path, std::ios::binary);
-    std::string bytes{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-    if (!stream || errno != 0) {
-      return Skip(path, fmt::format("cannot be read: {}", std::strerror(errno)));
+    std::string bytes;
+    if (const int error = ReadFile(path, &bytes); error != 0) {
+      return Skip(path, fmt::format("cannot be read: {}", std::strerror(error)));
     }
     if (const auto reason = WhyNotText(bytes)) return Skip(path, *reason);
     if (bytes.starts_with(kUtf8Mark)) bytes.erase(0, kUtf8Mark.size());

@@ -27,13 +27,6 @@ std::string OneLine(std::string_view name) {
   return line;
 }
 
-void CheckUtf8(std::string_view text, std::string_view what) {
-  if (const int64_t offset = FirstInvalidUtf8(text); offset >= 0) {
-    Throw(ErrorKind::kInput, "the {} is not UTF-8 text (byte 0x{:02x} at offset {})", what,
-          static_cast<unsigned char>(text[offset]), offset);
-  }
-}
-
 // Words that stand for the messages while the template is rendered. Letters and digits only:
 // templates trim, escape or look for tags, but leave a word alone. No text of the user is rendered
 // with it, so it cannot be there twice but by the template's doing.
@@ -149,7 +142,7 @@ void CheckUserContent(const std::vector<Document>& documents, const std::string&
   if (documents.empty() && Trimmed(question).empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question, documents, or both");
   }
-  CheckUtf8(question, "question");
+  CheckUtf8(question, "the question");
 }
 
 }  // namespace
@@ -157,7 +150,7 @@ void CheckUserContent(const std::vector<Document>& documents, const std::string&
 Prompt BuildPrompt(const Tokenizer& tokenizer, const std::vector<Document>& documents,
                    const std::string& question, const PromptOptions& options) {
   CheckUserContent(documents, question);
-  CheckUtf8(options.system, "system message");
+  CheckUtf8(options.system, "the system message");
   PromptBuilder builder(tokenizer, options);
   if (!builder.uses_template()) {
     builder.AddBos({});

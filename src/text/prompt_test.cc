@@ -180,6 +180,17 @@ TEST(SplitIntoChunks, PrefersParagraphThenSentenceThenLineThenWordEnds) {
   }
 }
 
+TEST(SplitIntoChunks, TextWithoutTokensJoinsWhatFollows) {
+  // BERT's vocabularies drop white space and take syllables of Hangul apart.
+  const Tokenizer* tokenizer = SharedTokenizer("bert-bge");
+  if (tokenizer == nullptr) GTEST_SKIP() << "llama.cpp's vocabularies are absent";
+  ASSERT_TRUE(tokenizer->Encode("\n", false, false).empty());
+  ASSERT_GT(tokenizer->Encode("가", false, false).size(), 1u);
+  for (const char* text : {"\n가", "\n\n가\n\n가", " \n가\n", "\n"}) {
+    for (int limit : {1, 2, 3}) ExpectSound(*tokenizer, text, limit, /*exact=*/false);
+  }
+}
+
 TEST(SplitIntoChunks, RefusesChunksOfNoTokens) {
   const Tokenizer* tokenizer = SharedTokenizer("llama-bpe");
   if (tokenizer == nullptr) GTEST_SKIP() << "llama.cpp's vocabularies are absent";

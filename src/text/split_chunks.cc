@@ -159,7 +159,9 @@ class PieceSplitter {
       }
     }
     std::vector<Chunk>& chunks = result_.chunks;
-    const bool joins = !chunks.empty() && chunks.back().end - chunks.back().begin + n <= limit_;
+    // A chunk still without tokens (its text so far has none) takes whatever comes.
+    const int64_t held = chunks.empty() ? 0 : chunks.back().end - chunks.back().begin;
+    const bool joins = !chunks.empty() && (held == 0 || held + n <= limit_);
     if (!joins) {
       const auto at = static_cast<int64_t>(result_.tokens.size());
       chunks.push_back({at, at, begin, begin});

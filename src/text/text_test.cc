@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -13,6 +14,7 @@
 #include "core/rng.h"
 #include "testing/paths.h"
 #include "text/document.h"
+#include "text/read_file.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 #include "text/vocabularies_test.h"
@@ -181,6 +183,31 @@ TEST(LoadDocuments, UnreadableFilesAndFoldersAreNamed) {
   for (const SkippedFile& file : set.skipped) reasons.push_back(file.reason);
   EXPECT_THAT(reasons, ElementsAre("the folder cannot be read: Permission denied",
                                    "cannot be read: Permission denied"));
+}
+
+TEST(LoadDocuments, FilesThatFailWhileBeingReadAreNamed) {
+  // Opens, but its first byte cannot be read.
+  const DocumentSet set = LoadDocuments({"/proc/self/mem"}, false);
+  ASSERT_EQ(set.skipped.size(), 1u);
+  EXPECT_EQ(set.skipped[0].reason, "cannot be read: Input/output error");
+  ExpectInputError([] { LoadDocuments({"/proc/self/mem"}, true); }, "/proc/self/mem: cannot be");
+}
+
+TEST(ReadFile, ReturnsTheBytesOrTheError) {
+  const fs::path root = TemporaryFolder();
+  const std::string bytes(200000, '\xFF');
+  Write(root / "file", bytes);
+  std::string text = "old";
+  EXPECT_EQ(ReadFile((root / "file").string(), &text), 0);
+  EXPECT_EQ(text, bytes);
+  EXPECT_EQ(ReadFile(root.string(), &text), EISDIR);
+  EXPECT_EQ(ReadFile((root / "none").string(), &text), ENOENT);
+}
+
+TEST(Utf8, CheckNamesTextAndByte) {
+  CheckUtf8("é", "the question");
+  ExpectInputError([] { CheckUtf8("a\xFF", "the question"); },
+                   "the question is not UTF-8 text (byte 0xff at offset 1)");
 }
 
 TEST(LoadDocuments, FileNamesThatAreNotUtf8GetPrintableIds) {

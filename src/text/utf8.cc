@@ -1,6 +1,7 @@
 #include "text/utf8.h"
 
 #include "core/check.h"
+#include "core/error.h"
 #include "text/document.h"
 #include "text/tokenizer.h"
 
@@ -60,6 +61,13 @@ Utf8Char NextUtf8Char(std::string_view text) {
     if (byte < min || byte > max) return {Utf8State::kInvalid, i};
   }
   return {Utf8State::kValid, lead.length};
+}
+
+void CheckUtf8(std::string_view text, std::string_view what) {
+  if (const int64_t offset = FirstInvalidUtf8(text); offset >= 0) {
+    Throw(ErrorKind::kInput, "{} is not UTF-8 text (byte 0x{:02x} at offset {})", what,
+          static_cast<unsigned char>(text[offset]), offset);
+  }
 }
 
 std::string ReplaceInvalidUtf8(std::string_view text) {

@@ -22,6 +22,9 @@ struct Utf8Char {
 // The character that begins at text[0]; `text` must not be empty.
 Utf8Char NextUtf8Char(std::string_view text);
 
+// Throws Error(kInput) "`what` is not UTF-8 text (byte …)" if `text` is not.
+void CheckUtf8(std::string_view text, std::string_view what);
+
 // `text` with every invalid part replaced by U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
