@@ -287,11 +287,17 @@ void Engine::Impl::ReportProgress(const Sequence& s) const {
 }
 
 void Engine::Impl::EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t end) {
-  logits.Resize(config.vocabulary);
-  for (int64_t t = begin; t < end; ++t) {
-    backbone->Logits({sequence->hidden.data() + t * config.hidden, {1, config.hidden}},
-                     {logits.data(), {1, config.vocabulary}});
-    sequence->request.on_prompt_logits(t, logits.span());
+  // A few rows at a time: V is large, and one row alone would read all of its weights.
+  const int64_t block = std::min<int64_t>(16, backbone->max_tokens());
+  logits.Resize(block * config.vocabulary);
+  for (int64_t first = begin; first < end; first += block) {
+    const int64_t n = std::min(block, end - first);
+    backbone->Logits({sequence->hidden.data() + first * config.hidden, {n, config.hidden}},
+                     {logits.data(), {n, config.vocabulary}});
+    for (int64_t t = 0; t < n; ++t) {
+      sequence->request.on_prompt_logits(first + t, {logits.data() + t * config.vocabulary,
+                                                     static_cast<size_t>(config.vocabulary)});
+    }
   }
 }
 
