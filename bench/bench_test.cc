@@ -29,7 +29,7 @@ constexpr const char* kFields[] = {
     "n_depth", "n_batch",    "avg_ts",      "median_ts",      "stddev_ts",  "samples_ts",
     "ttft_ms", "bytes_read", "bytes_dense", "peak_rss_bytes", "flash_attn", "kv_unified"};
 
-constexpr auto NoProgress = [](std::string_view /*what*/) {};
+constexpr auto kNoProgress = [](std::string_view /*what*/) {};
 
 BenchOptions SmallOptions() {
   BenchOptions options;
@@ -44,7 +44,7 @@ BenchOptions SmallOptions() {
 
 std::string ErrorOf(const BenchSubject& subject, const BenchOptions& options) {
   try {
-    RunBench(subject, options, NoProgress);
+    RunBench(subject, options, kNoProgress);
   } catch (const Error& error) {
     return error.what();
   }
@@ -61,7 +61,7 @@ class BenchRunner : public ::testing::Test {
 TEST_F(BenchRunner, MakesARowForEachTestAndArm) {
   BenchOptions options = SmallOptions();
   options.arms = {"auto", "dense"};
-  const std::vector<BenchRow> rows = RunBench(subject_, options, NoProgress);
+  const std::vector<BenchRow> rows = RunBench(subject_, options, kNoProgress);
   ASSERT_EQ(rows.size(), 2u * (1 + 2 * 2));
   EXPECT_EQ(rows[0].arm, "auto");
   EXPECT_EQ(rows[1].arm, "dense");
@@ -83,7 +83,7 @@ TEST_F(BenchRunner, DecodesAtTheDepthAskedFor) {
   BenchOptions options = SmallOptions();
   options.prompts = {};
   options.depths = {200};
-  const std::vector<BenchRow> rows = RunBench(subject_, options, NoProgress);
+  const std::vector<BenchRow> rows = RunBench(subject_, options, kNoProgress);
   // 3 layers of 2 KV heads of 32 f16 keys and values: 768 bytes a cached token. The steps of a
   // single sequence are at 201 .. 204 tokens; in a batch the earlier ones also decode on the way
   // there.
@@ -95,7 +95,7 @@ TEST_F(BenchRunner, DecodesAtTheDepthAskedFor) {
 }
 
 TEST_F(BenchRunner, JsonHasEveryField) {
-  const std::vector<BenchRow> rows = RunBench(subject_, SmallOptions(), NoProgress);
+  const std::vector<BenchRow> rows = RunBench(subject_, SmallOptions(), kNoProgress);
   const nlohmann::json parsed = nlohmann::json::parse(BenchToJson(rows).dump());
   ASSERT_TRUE(parsed.is_array());
   ASSERT_EQ(parsed.size(), rows.size());
@@ -208,7 +208,7 @@ TEST_F(TinyModel, IsMeasuredBesideThePeer) {
   options.depths = {40};
   const std::vector<BenchRow> rows =
       RunBench({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool_}, options,
-               NoProgress);
+               kNoProgress);
   // Prefill and a single sequence: Winnow and two paths. The batch: each path with either KV
   // buffer.
   ASSERT_EQ(rows.size(), 3u + 3u + 5u);

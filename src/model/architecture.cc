@@ -103,6 +103,12 @@ void RefuseUnsupported(const Keys& keys) {
   }
 }
 
+float RopeBase(const Keys& keys, const char* name, double otherwise) {
+  const double base = keys.Real(name, otherwise);
+  if (!(base >= 1.0 && base <= 1e12)) keys.Refuse("a RoPE base of {}; 1 to 1e12 makes sense", base);
+  return static_cast<float>(base);
+}
+
 // The rotation of layers that see everything.
 RopeConfig ReadRope(const Keys& keys, const Architecture& architecture, int head_dim) {
   RopeConfig rope{.kind = architecture.rope, .dims = head_dim};
@@ -111,7 +117,7 @@ RopeConfig ReadRope(const Keys& keys, const Architecture& architecture, int head
                 head_dim);
   }
   if (head_dim % 2 != 0) keys.Refuse("heads of {} dimensions cannot be rotated in pairs", head_dim);
-  rope.base = static_cast<float>(keys.Real("rope.freq_base", 10000.0));
+  rope.base = RopeBase(keys, "rope.freq_base", 10000.0);
   const std::string type = keys.file().String(keys.Name("rope.scaling.type")).value_or("linear");
   if (type != "linear" && type != "none") {
     keys.Refuse("RoPE scaling '{}' is not supported (none, linear and llama3 factors are)", type);
@@ -167,7 +173,7 @@ std::vector<LayerConfig> ReadLayers(const Keys& keys, const Architecture& archit
   for (int i = 0; i < n_layers; ++i) {
     if (!local[i]) continue;
     layers[i].window = window;
-    layers[i].rope.base = static_cast<float>(keys.Real("rope.freq_base_swa", kLocalRopeBase));
+    layers[i].rope.base = RopeBase(keys, "rope.freq_base_swa", kLocalRopeBase);
     layers[i].rope.scale = 1.0f;  // scaling applies to global layers only
   }
   return layers;

@@ -64,7 +64,8 @@ GgufFile::GgufFile(const std::string& path) : path_(path) {
     }
   } closer{&descriptor_};
 
-  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not blocking: a pipe would wait for a writer.
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
     Throw(ErrorKind::kInput, "cannot open the model {}: {}", path, std::strerror(errno));
   }

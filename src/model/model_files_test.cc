@@ -1,6 +1,7 @@
 // Files that cannot be used: each gives an Error that names the file and the trouble.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -48,6 +49,11 @@ class BadFile : public ::testing::Test {
 TEST_F(BadFile, Missing) { ExpectInputError(Path("none.gguf"), HasSubstr("No such file")); }
 
 TEST_F(BadFile, Folder) { ExpectInputError(folder_, HasSubstr("not a regular file")); }
+
+TEST_F(BadFile, PipeThatNobodyWritesTo) {
+  ASSERT_EQ(mkfifo(Path("pipe.gguf").c_str(), 0600), 0);
+  ExpectInputError(Path("pipe.gguf"), HasSubstr("not a regular file"));
+}
 
 TEST_F(BadFile, TextAndEmpty) {
   const std::string path = Path("text.gguf");

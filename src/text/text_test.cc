@@ -272,6 +272,13 @@ TEST(Tokenizer, BrokenTemplates) {
   const Tokenizer* raises =
       SharedTokenizer("llama-bpe", "{{ raise_exception('only on Sundays') }}");
   ExpectInputError([&] { raises->ApplyChatTemplate({{"user", "U"}}, true); }, "only on Sundays");
+  // llama.cpp goes through a template by recursion: deep ones are refused before.
+  const std::string brackets = "{{" + std::string(1000, '(') + "1" + std::string(1000, ')') + "}}";
+  ExpectInputError([&] { SharedTokenizer("llama-bpe", brackets); }, "levels deep");
+  std::string blocks;
+  for (int i = 0; i < 1000; ++i) blocks += "{%- if 1 %}";
+  ExpectInputError([&] { SharedTokenizer("llama-bpe", blocks); }, "levels deep");
+  ExpectInputError([] { SharedTokenizer("llama-bpe", std::string(1 << 20, 'x')); }, "bytes");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <llama.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -31,9 +32,13 @@ void SilenceCommonOnce() {
 }
 
 void CheckReadable(const std::string& path) {
+  // Before anything opens it: a pipe would wait for a writer.
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     Throw(ErrorKind::kInput, "{}: a folder, not a GGUF file", path);
+  }
+  if (std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored)) {
+    Throw(ErrorKind::kInput, "{}: not a regular file; a GGUF file is expected", path);
   }
   if (!std::ifstream(path, std::ios::binary)) {
     Throw(ErrorKind::kInput, "{}: cannot be read: {}", path, std::strerror(errno));
@@ -62,6 +67,39 @@ ModelPtr LoadVocabulary(const std::string& path) {
   return model;
 }
 
+// llama.cpp parses and runs templates by recursion: one that is nested without end would overflow
+// the stack. Real ones are some kilobytes long and nest a dozen levels. Throws Error(kInput).
+void CheckTemplate(const std::string& path, std::string_view source) {
+  constexpr size_t kMaxBytes = size_t{256} << 10;
+  constexpr int kMaxDepth = 100;
+  if (source.size() > kMaxBytes) {
+    Throw(ErrorKind::kInput, "{}: a chat template of {} bytes; {} are allowed", path, source.size(),
+          kMaxBytes);
+  }
+  int brackets = 0;
+  int blocks = 0;
+  for (size_t i = 0; i < source.size(); ++i) {
+    const char c = source[i];
+    if (c == '(' || c == '[' || c == '{') ++brackets;
+    if (c == ')' || c == ']' || c == '}') brackets = std::max(0, brackets - 1);
+    if (c == '%' && i > 0 && source[i - 1] == '{') {
+      const size_t word = source.find_first_not_of("-+ \t\r\n", i + 1);
+      const std::string_view statement =
+          word == std::string_view::npos ? std::string_view() : source.substr(word);
+      if (statement.starts_with("end")) {
+        blocks = std::max(0, blocks - 1);
+      } else if (!statement.starts_with("else") && !statement.starts_with("elif") &&
+                 !statement.starts_with("set")) {
+        ++blocks;
+      }
+    }
+    if (brackets > kMaxDepth || blocks > kMaxDepth) {
+      Throw(ErrorKind::kInput, "{}: the chat template is nested more than {} levels deep", path,
+            kMaxDepth);
+    }
+  }
+}
+
 }  // namespace
 
 struct Tokenizer::Impl {
@@ -69,7 +107,25 @@ struct Tokenizer::Impl {
   ModelPtr model;
   const llama_vocab* vocab = nullptr;
   bool has_chat_template = false;
-  common_chat_templates_ptr templates;  // null without a template, or with one that does not parse
+  // Parsed when first used, since llama.cpp runs a template to learn what it can do.
+  common_chat_templates_ptr templates;
+
+  // Throws Error(kInput) if `source` (empty: the file's template) cannot be used.
+  void Parse(const std::string& source) {
+    const char* own = llama_model_chat_template(model.get(), nullptr);
+    CheckTemplate(
+        path, source.empty() && own != nullptr ? std::string_view(own) : std::string_view(source));
+    try {
+      templates = common_chat_templates_init(model.get(), source);
+    } catch (const std::exception&) {  // sliced by llama.cpp: the reason is lost
+      if (!source.empty()) {
+        Throw(ErrorKind::kInput, "the chat template given for {} is not valid Jinja", path);
+      }
+      Throw(ErrorKind::kInput,
+            "{}: the model's chat template is not valid Jinja; give another one, or use none",
+            path);
+    }
+  }
 };
 
 Tokenizer::Tokenizer() : impl_(std::make_unique<Impl>()) {}
@@ -87,14 +143,7 @@ std::unique_ptr<Tokenizer> Tokenizer::Load(const std::string& gguf_path,
   // Asked of the file: llama.cpp's common silently takes ChatML where there is none.
   impl.has_chat_template = !options.chat_template.empty() ||
                            llama_model_chat_template(impl.model.get(), nullptr) != nullptr;
-  if (!impl.has_chat_template) return tokenizer;
-  try {
-    impl.templates = common_chat_templates_init(impl.model.get(), options.chat_template);
-  } catch (const std::exception&) {  // sliced by llama.cpp: the reason is lost
-    if (!options.chat_template.empty()) {
-      Throw(ErrorKind::kInput, "the chat template given for {} is not valid Jinja", gguf_path);
-    }
-  }
+  if (!options.chat_template.empty()) impl.Parse(options.chat_template);
   return tokenizer;
 }
 
@@ -151,11 +200,7 @@ bool Tokenizer::has_chat_template() const { return impl_->has_chat_template; }
 std::string Tokenizer::ApplyChatTemplate(const std::vector<ChatMessage>& messages,
                                          bool add_generation_prompt) const {
   WINNOW_CHECK(has_chat_template());
-  if (impl_->templates == nullptr) {
-    Throw(ErrorKind::kInput,
-          "{}: the model's chat template is not valid Jinja; give another one, or use none",
-          impl_->path);
-  }
+  if (impl_->templates == nullptr) impl_->Parse("");
   common_chat_templates_inputs inputs;
   inputs.use_jinja = true;
   inputs.add_generation_prompt = add_generation_prompt;
