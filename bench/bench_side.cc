@@ -244,7 +244,8 @@ class PeerSide : public BenchSide {
 
 int64_t MaxNewTokens(const BenchTest& test, int n_layers, int64_t prefill_chunk) {
   const int64_t chunks = (test.prompt_tokens() + prefill_chunk - 1) / prefill_chunk;
-  return n_layers * chunks * (test.n_batch - 1) + test.n_gen + 2;
+  // One more each: the step that admits a sequence computes nothing of it yet.
+  return (n_layers * chunks + 1) * (test.n_batch - 1) + test.n_gen + 2;
 }
 
 std::unique_ptr<BenchSide> MakeWinnowSide(Engine* engine, const WinnowSideOptions& options) {

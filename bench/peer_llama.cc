@@ -34,12 +34,11 @@ using SamplerPtr = std::unique_ptr<llama_sampler, Deleter<llama_sampler_free>>;
 using ThreadsPtr = std::unique_ptr<ggml_threadpool, Deleter<ggml_threadpool_free>>;
 
 void InitLibllama() {
-  static const bool done = [] {
+  static std::once_flag once;
+  std::call_once(once, [] {
     TakeLibraryLog();
     llama_backend_init();
-    return true;
-  }();
-  static_cast<void>(done);
+  });
 }
 
 llama_flash_attn_type FlashType(PeerAttention attention) {

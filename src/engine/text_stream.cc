@@ -33,7 +33,8 @@ std::string TextStream::Release(bool all) {
     // Keep the longest end of the text that begins some stop string.
     for (const std::string& stop : stop_) {
       for (size_t length = std::min(stop.size() - 1, held_.size()); length > 0; --length) {
-        if (held_.ends_with(std::string_view(stop).substr(0, length))) {
+        const std::string_view beginning(stop.data(), length);
+        if (held_.ends_with(beginning)) {
           n = std::min(n, held_.size() - length);
           break;
         }
