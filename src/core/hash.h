@@ -1,7 +1,6 @@
 // A 128-bit content hash (XXH3), for pages of the prefix cache and for files.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,7 +12,7 @@ namespace winnow {
 struct Hash128 {
   uint64_t high = 0;
   uint64_t low = 0;
-  auto operator<=>(const Hash128&) const = default;
+  bool operator==(const Hash128&) const = default;
   std::string Hex() const;  // 32 lower-case digits
 };
 
