@@ -42,7 +42,9 @@ if [ "$kind" = native ]; then
   ln -sfn build/compile_commands.json "$root/compile_commands.json"
 fi
 
-if [ $# -gt 0 ]; then
+if [ $# -eq 0 ]; then
+  ninja -C "$folder" --quiet build.ninja  # only what clang-tidy needs to be right
+else
   say "Building $* in $(basename "$folder") (some minutes the first time)"
   # On a terminal ninja shows its progress on one line; a log needs only what goes wrong.
   quiet=(--quiet)
