@@ -30,8 +30,8 @@ using ::winnow::testing::Finished;
 using ::winnow::testing::RunWinnow;
 
 std::string WriteFile(const std::string& name, const std::string& content) {
-  static const std::string folder = testing::TemporaryFolder();
-  const fs::path path = fs::path(folder) / name;
+  static const std::string kFolder = testing::TemporaryFolder();
+  const fs::path path = fs::path(kFolder) / name;
   std::ofstream(path, std::ios::binary) << content;
   return path.string();
 }
@@ -135,7 +135,7 @@ TEST(BadInput, Models) {
 }
 
 std::string TinyModel(const std::string& name, const testing::TinyGguf& options) {
-  const std::string path = WriteFile(name, "");
+  std::string path = WriteFile(name, "");
   testing::WriteTinyGguf(path, options);
   return path;
 }

@@ -91,7 +91,7 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str()
       ->group(group);
   AddSizeOption(command, "--kv-memory", flags.kv_memory,
-                "Memory for the KV cache, e.g. 2G; by default one whole context, or what fits")
+                "Memory for the KV cache, e.g. 2G; by default four whole contexts, or what fits")
       ->type_name("SIZE")
       ->group(group);
   command.add_option("--prefill-chunk", flags.prefill_chunk, "Prompt tokens computed at a time")

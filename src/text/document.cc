@@ -85,6 +85,8 @@ class Loader {
       const fs::file_status status = fs::status(file, error);
       if (error) {
         Skip(file, fmt::format("cannot be read: {}", error.message()));
+      } else if (fs::is_directory(status)) {
+        Skip(file, "a link to a folder");  // which may lead back here
       } else if (!fs::is_regular_file(status)) {
         Skip(file, "not a regular file");  // reading a pipe or a device could wait for ever
       } else {
@@ -93,17 +95,17 @@ class Loader {
     }
   }
 
-  // Everything below `folder` but folders, hidden entries and links to folders, in no order.
+  // Everything below `folder` but folders and hidden entries, in no order.
   void ListFolder(const fs::path& folder, std::vector<std::string>* files) {
     std::error_code error;
     fs::directory_iterator entry(folder, error);
     while (!error && entry != fs::directory_iterator()) {
       std::error_code unreadable;  // AddFolder reports it
       if (!entry->path().filename().string().starts_with('.')) {
-        if (!entry->is_directory(unreadable)) {
-          files->push_back(entry->path().string());
-        } else if (!entry->is_symlink(unreadable)) {
+        if (entry->is_directory(unreadable) && !entry->is_symlink(unreadable)) {
           ListFolder(entry->path(), files);
+        } else {
+          files->push_back(entry->path().string());
         }
       }
       entry.increment(error);

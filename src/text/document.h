@@ -26,9 +26,9 @@ struct DocumentSet {
   std::vector<SkippedFile> skipped;
 };
 
-// Reads files and, recursively, folders (hidden entries left out; links to folders not followed). A
-// path that does not exist throws Error(kInput). Files that are not text are listed in `skipped`,
-// or throw Error(kInput) if `strict`.
+// Reads files and, recursively, folders (hidden entries left out; links to folders are named in
+// `skipped`). A path that does not exist throws Error(kInput). Files that are not text are listed
+// in `skipped`, or throw Error(kInput) if `strict`.
 DocumentSet LoadDocuments(const std::vector<std::string>& paths, bool strict);
 
 // Offset of the first byte that is not valid UTF-8, or -1.
