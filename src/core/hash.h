@@ -13,6 +13,9 @@ struct Hash128 {
   uint64_t high = 0;
   uint64_t low = 0;
   bool operator==(const Hash128&) const = default;
+  bool operator<(const Hash128& other) const {
+    return high != other.high ? high < other.high : low < other.low;
+  }
   std::string Hex() const;  // 32 lower-case digits
 };
 
