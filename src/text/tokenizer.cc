@@ -113,8 +113,9 @@ struct Tokenizer::Impl {
   // Throws Error(kInput) if `source` (empty: the file's template) cannot be used.
   void Parse(const std::string& source) {
     const char* own = llama_model_chat_template(model.get(), nullptr);
-    CheckTemplate(
-        path, source.empty() && own != nullptr ? std::string_view(own) : std::string_view(source));
+    std::string_view used = source;
+    if (source.empty() && own != nullptr) used = own;
+    CheckTemplate(path, used);
     try {
       templates = common_chat_templates_init(model.get(), source);
     } catch (const std::exception&) {  // sliced by llama.cpp: the reason is lost
