@@ -10,10 +10,44 @@ constexpr size_t RoundUp(size_t n, size_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+// Bits a value of a sketch; 0 for what is none.
+int SketchBits(Plane plane) {
+  switch (plane) {
+    case Plane::kKeys2:
+    case Plane::kValues2:
+      return 2;
+    case Plane::kKeys4:
+    case Plane::kValues4:
+      return 4;
+    case Plane::kKeys8:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+// Of one head.
+size_t BytesOf(Plane plane, size_t dim, size_t slots) {
+  const int bits = SketchBits(plane);
+  if (bits > 0) {
+    // Minimum and step as f16, the codes, and a line for the largest error.
+    return RoundUp(2 * dim * sizeof(uint16_t), kAlignment) + slots * dim * bits / 8 + kAlignment;
+  }
+  const size_t floats = plane == Plane::kScalars  ? kPageScalars
+                        : plane == Plane::kKeyBox ? 2 * dim
+                                                  : dim;
+  return RoundUp(floats * sizeof(float), kAlignment);
+}
+
 }  // namespace
 
-PageLayout::PageLayout(int kv_heads_in, int slots_in, int head_dim_in, DType dtype_in)
-    : kv_heads(kv_heads_in), slots(slots_in), head_dim(head_dim_in), dtype(dtype_in) {
+PageLayout::PageLayout(int kv_heads_in, int slots_in, int head_dim_in, DType dtype_in,
+                       PlaneSet planes_in)
+    : kv_heads(kv_heads_in),
+      slots(slots_in),
+      head_dim(head_dim_in),
+      dtype(dtype_in),
+      planes(planes_in) {
   if (kv_heads < 1 || slots < 1 || head_dim < 1) {
     Throw(ErrorKind::kUsage, "a KV page needs heads, slots and dimensions: {} x {} x {}", kv_heads,
           slots, head_dim);
@@ -27,6 +61,19 @@ PageLayout::PageLayout(int kv_heads_in, int slots_in, int head_dim_in, DType dty
   row_bytes = RowBytes(dtype, head_dim);
   block_bytes = static_cast<size_t>(slots) * row_bytes;
   page_bytes = RoundUp(2 * static_cast<size_t>(kv_heads) * block_bytes, kAlignment);
+  padded_dim = static_cast<int>(RoundUp(head_dim, kSketchLanes));
+  for (int i = 0; i < kPlanes; ++i) {
+    const auto plane = static_cast<Plane>(i);
+    if (!planes.Has(plane)) continue;
+    if (SketchBits(plane) > 0 && (slots % kSketchLanes != 0 || slots > kMaxSketchSlots)) {
+      Throw(ErrorKind::kUsage,
+            "a sketch needs pages of a multiple of {} tokens, at most {}, and these have {}",
+            kSketchLanes, kMaxSketchSlots, slots);
+    }
+    plane_offset[i] = side_bytes;
+    plane_bytes[i] = BytesOf(plane, padded_dim, slots);
+    side_bytes += static_cast<size_t>(kv_heads) * plane_bytes[i];
+  }
 }
 
 }  // namespace winnow

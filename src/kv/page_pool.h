@@ -39,6 +39,11 @@ class PagePool {
     return base_ + static_cast<size_t>(page) * layout_.page_bytes;
   }
   const std::byte* base() const { return base_; }
+  // The planes of a page, `layout().side_bytes` long.
+  std::byte* side(PageId page) {
+    return side_base_ + static_cast<size_t>(page) * layout_.side_bytes;
+  }
+  const std::byte* side_base() const { return side_base_; }
 
   // Position IDs of the page's slots, [G]. Stored, not derived: pruning leaves gaps.
   std::span<int32_t> positions(PageId page);
@@ -50,6 +55,7 @@ class PagePool {
  private:
   PageLayout layout_;
   std::byte* base_ = nullptr;
+  std::byte* side_base_ = nullptr;
   size_t reserved_bytes_ = 0;
   std::vector<int32_t> ref_counts_;
   std::vector<int32_t> positions_;  // [pages][G], grown in place as pages are first used

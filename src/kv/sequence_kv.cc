@@ -154,7 +154,7 @@ void SequenceKv::AdoptPages(int layer, std::span<const PageId> pages) {
 
 PagedKv SequenceKv::View(int layer) const {
   const Layer& l = at(layer);
-  return {&pool_->layout(), pool_->base(), l.pages, l.n_tokens};
+  return {&pool_->layout(), pool_->base(), pool_->side_base(), l.pages, l.n_tokens};
 }
 
 int32_t SequenceKv::position(int layer, int64_t token) const {
@@ -166,6 +166,13 @@ std::byte* SequenceKv::WritablePage(int layer, int64_t token) {
   const PageId page = ResidentPage(at(layer), token);
   WINNOW_CHECK(pool_->ref_count(page) == 1, "page {} of layer {} is shared", page, layer);
   return pool_->data(page);
+}
+
+std::byte* SequenceKv::Planes(int layer, int64_t page_index) {
+  const int64_t slots = pool_->layout().slots;
+  WINNOW_CHECK((page_index + 1) * slots <= n_tokens(layer), "page {} of layer {} is not full",
+               page_index, layer);
+  return pool_->side(ResidentPage(at(layer), page_index * slots));
 }
 
 void SequenceKv::Clear() {

@@ -15,7 +15,8 @@ namespace winnow {
 // slot i % G of pages[i / G]; entries of released pages are kNoPage and must not be read.
 struct PagedKv {
   const PageLayout* layout = nullptr;
-  const std::byte* base = nullptr;  // PagePool::base()
+  const std::byte* base = nullptr;       // PagePool::base()
+  const std::byte* side_base = nullptr;  // PagePool::side_base()
   std::span<const PageId> pages;
   int64_t n_tokens = 0;
 
@@ -27,6 +28,11 @@ struct PagedKv {
   const std::byte* Values(int64_t page_index, int head) const {
     return base + static_cast<size_t>(pages[page_index]) * layout->page_bytes +
            layout->ValueOffset(head);
+  }
+  // A plane of a full page.
+  const std::byte* PlaneOf(Plane plane, int64_t page_index, int head) const {
+    return side_base + static_cast<size_t>(pages[page_index]) * layout->side_bytes +
+           layout->PlaneOffset(plane, head);
   }
 };
 
@@ -73,6 +79,9 @@ class SequenceKv {
 
   // Page of `token` for writing; CHECKs that nobody shares it.
   std::byte* WritablePage(int layer, int64_t token);
+  // The planes of page `page_index`, for writing. Whoever shares the page shares them: they follow
+  // from its keys and values, so writing them again changes nothing.
+  std::byte* Planes(int layer, int64_t page_index);
 
   void Clear();
   int64_t allocated_pages() const;  // pages this sequence refers to, shared ones included

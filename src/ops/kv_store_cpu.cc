@@ -5,26 +5,11 @@
 
 #include <cstring>
 
-#include "core/check.h"
+#include "core/ggml_dtype.h"
 
 namespace winnow {
-namespace {
 
 // The cache's types are ggml's, so its conversions are ours.
-ggml_type GgmlType(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return GGML_TYPE_F32;
-    case DType::kF16:
-      return GGML_TYPE_F16;
-    case DType::kQ8_0:
-      return GGML_TYPE_Q8_0;
-  }
-  WINNOW_CHECK(false, "unknown dtype {}", static_cast<int>(dtype));
-}
-
-}  // namespace
-
 void StoreRowCpu(DType dtype, const float* values, int64_t n, std::byte* row) {
   ggml_get_type_traits_cpu(GgmlType(dtype))->from_float(values, row, n);
 }

@@ -1,0 +1,177 @@
+// Products of a sketch's codes (ops/page_planes.h: lines of 16 lanes of four bytes, with further
+// codes in the bits above) with factors, summed lane by lane: with bytes to 32-bit integers, for
+// which AVX-512 VNNI and AVX2 have instructions, and with floats anywhere.
+//
+// Per-target include guard: foreach_target.h compiles this file once for each instruction set.
+#if defined(WINNOW_OPS_BYTE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WINNOW_OPS_BYTE_PRODUCTS_INL_H_
+#undef WINNOW_OPS_BYTE_PRODUCTS_INL_H_
+#else
+#define WINNOW_OPS_BYTE_PRODUCTS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "ops/rows_cpu-inl.h"
+
+#if HWY_ARCH_X86
+#include <immintrin.h>
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow {
+namespace HWY_NAMESPACE {
+
+// sums[r * stride + lane] = Σ_row code[lane][row]·factors[r * factor_stride + row] for one group of
+// 16 lanes.
+template <int kBits, size_t kHeads>
+HWY_INLINE void FloatProducts(const std::byte* codes, size_t n_lines, const float* factors,
+                              size_t factor_stride, float* sums, size_t stride) {
+  const F32 f32;
+  const hn::RebindToSigned<F32> i32;
+  const auto mask = hn::Set(i32, (1 << kBits) - 1);
+  for (size_t lane = 0; lane < 16; lane += kLanes) {
+    VF32 acc[kHeads];
+    HWY_UNROLL(4)
+    for (VF32& a : acc) a = hn::Zero(f32);
+    size_t row = 0;
+    for (size_t line = 0; line < n_lines; ++line) {
+      const auto four = hn::LoadU(i32, reinterpret_cast<const int32_t*>(codes + line * 64) + lane);
+      for (int plane = 0; plane < 8 / kBits; ++plane) {
+        for (int j = 0; j < 4; ++j, ++row) {
+          const auto code = hn::And(hn::ShiftRightSame(four, 8 * j + plane * kBits), mask);
+          const VF32 value = hn::ConvertTo(f32, code);
+          HWY_UNROLL(4)
+          for (size_t r = 0; r < kHeads; ++r) {
+            acc[r] = hn::MulAdd(hn::Set(f32, factors[r * factor_stride + row]), value, acc[r]);
+          }
+        }
+      }
+    }
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kHeads; ++r) hn::StoreU(acc[r], f32, sums + r * stride + lane);
+  }
+}
+
+// Codes of that many bits can be multiplied as integers here.
+template <int kBits>
+inline constexpr bool kHasByteProducts = kBits <= 4 &&
+                                         (HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3 ||
+                                          HWY_TARGET == HWY_AVX2);
+
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+
+HWY_INLINE int32_t FourBytes(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, sizeof(four));
+  return four;
+}
+
+// sums[r * stride + g * 16 + lane] = Σ_row code[g][lane][row]·factors[r * factor_stride + row] for
+// kGroups groups of 16 lanes, whose lines lie `group_bytes` apart; `n_lines` lines a group, each of
+// 4·8/kBits rows. |factor| <= 127.
+#if HWY_TARGET == HWY_AVX3_DL
+// sum + Σ of four products a lane. Highway 1.0.3 detects the instruction for this target but leaves
+// it out of what the compiler may use, so the intrinsic does not compile.
+HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i codes, __m512i factors) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(factors));
+  return sum;
+}
+
+template <int kBits, size_t kHeads, size_t kGroups>
+HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
+                             const int8_t* factors, size_t factor_stride, int32_t* sums,
+                             size_t stride) {
+  constexpr int kPlanesOfLine = 8 / kBits;
+  const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
+  __m512i acc[kHeads * kGroups];
+  HWY_UNROLL(8)
+  for (__m512i& a : acc) a = _mm512_setzero_si512();
+  for (size_t line = 0; line < n_lines; ++line) {
+    __m512i rest[kGroups];
+    HWY_UNROLL(2)
+    for (size_t g = 0; g < kGroups; ++g) {
+      rest[g] = _mm512_loadu_si512(codes + g * group_bytes + line * 64);
+    }
+    HWY_UNROLL(4)
+    for (int plane = 0; plane < kPlanesOfLine; ++plane) {
+      __m512i code[kGroups];
+      HWY_UNROLL(2)
+      for (size_t g = 0; g < kGroups; ++g) {
+        code[g] = _mm512_and_si512(rest[g], mask);
+        rest[g] = _mm512_srli_epi16(rest[g], kBits);
+      }
+      HWY_UNROLL(4)
+      for (size_t r = 0; r < kHeads; ++r) {
+        const __m512i factor = _mm512_set1_epi32(
+            FourBytes(factors + r * factor_stride + (line * kPlanesOfLine + plane) * 4));
+        HWY_UNROLL(2)
+        for (size_t g = 0; g < kGroups; ++g) {
+          acc[r * kGroups + g] = AddByteProducts(acc[r * kGroups + g], code[g], factor);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (size_t a = 0; a < kHeads * kGroups; ++a) {
+    _mm512_storeu_si512(sums + a / kGroups * stride + a % kGroups * 16, acc[a]);
+  }
+}
+#else
+// Pairs of products are summed in 16 bits: at most 2·15·127 each, eight of which fit.
+template <int kBits, size_t kHeads, size_t kGroups>
+HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
+                             const int8_t* factors, size_t factor_stride, int32_t* sums,
+                             size_t stride) {
+  constexpr int kPlanesOfLine = 8 / kBits;
+  constexpr size_t kLinesOfSum = 8 / (kPlanesOfLine > 2 ? 4 : kPlanesOfLine);
+  const __m256i mask = _mm256_set1_epi8((1 << kBits) - 1);
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (size_t half = 0; half < 2 * kGroups; ++half) {
+    const std::byte* from = codes + half / 2 * group_bytes + half % 2 * 32;
+    __m256i acc[kHeads];
+    HWY_UNROLL(4)
+    for (__m256i& a : acc) a = _mm256_setzero_si256();
+    for (size_t line = 0; line < n_lines;) {
+      __m256i pairs[kHeads];
+      HWY_UNROLL(4)
+      for (__m256i& a : pairs) a = _mm256_setzero_si256();
+      const size_t end = line + kLinesOfSum < n_lines ? line + kLinesOfSum : n_lines;
+      for (; line < end; ++line) {
+        __m256i rest = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + line * 64));
+        HWY_UNROLL(4)
+        for (int plane = 0; plane < kPlanesOfLine; ++plane) {
+          const __m256i code = _mm256_and_si256(rest, mask);
+          rest = _mm256_srli_epi16(rest, kBits);
+          HWY_UNROLL(4)
+          for (size_t r = 0; r < kHeads; ++r) {
+            const __m256i factor = _mm256_set1_epi32(
+                FourBytes(factors + r * factor_stride + (line * kPlanesOfLine + plane) * 4));
+            pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(code, factor));
+          }
+        }
+      }
+      HWY_UNROLL(4)
+      for (size_t r = 0; r < kHeads; ++r) {
+        acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(pairs[r], ones));
+      }
+    }
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kHeads; ++r) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + r * stride + half * 8), acc[r]);
+    }
+  }
+}
+#endif
+
+#endif  // x86 with byte products
+
+}  // namespace HWY_NAMESPACE
+}  // namespace winnow
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

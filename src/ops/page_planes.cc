@@ -1,0 +1,270 @@
+#include "ops/page_planes.h"
+
+#include <ggml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/check.h"
+#include "ops/kv_store_cpu.h"
+
+namespace winnow {
+namespace {
+
+constexpr float kLargestF16 = 65504;
+constexpr int kLaneBytes = 4;
+constexpr int kLineBytes = kSketchLanes * kLaneBytes;
+
+// The neighbouring f16, as bits, towards +inf or −inf. Not for infinities and NaN.
+uint16_t StepF16(uint16_t bits, bool up) {
+  const bool negative = (bits & 0x8000U) != 0;
+  if ((bits & 0x7fffU) == 0) return up ? 0x0001U : 0x8001U;
+  return static_cast<uint16_t>(negative == up ? bits - 1 : bits + 1);
+}
+
+// Nearest f16 on one side of `x`.
+uint16_t RoundF16(double x, bool up) {
+  const uint16_t bits = ggml_fp32_to_fp16(static_cast<float>(x));
+  const auto value = static_cast<double>(ggml_fp16_to_fp32(bits));
+  return (up ? value < x : value > x) ? StepF16(bits, up) : bits;
+}
+
+float RoundUpToFloat(double x) {
+  const auto value = static_cast<float>(x);
+  return static_cast<double>(value) < x
+             ? std::nextafter(value, std::numeric_limits<float>::infinity())
+             : value;
+}
+
+// The byte and shift of one code. `lane` counts what lies side by side, `row` what is summed over;
+// `n_rows` of each lane.
+struct CodePlace {
+  CodePlace(int bits, int64_t n_rows, int64_t lane, int64_t row) {
+    const int64_t per_line = 4 * (8 / bits);  // rows of a line
+    const int64_t line = lane / kSketchLanes * (n_rows / per_line) + row / per_line;
+    byte = line * kLineBytes + lane % kSketchLanes * kLaneBytes + row % 4;
+    shift = static_cast<int>(row % per_line / 4) * bits;
+  }
+  int64_t byte;
+  int shift;
+};
+
+CodePlace PlaceOf(const PageLayout& layout, int bits, bool keys, int64_t slot, int64_t channel) {
+  return keys ? CodePlace(bits, layout.padded_dim, slot, channel)
+              : CodePlace(bits, layout.slots, channel, slot);
+}
+
+// Writes minimum and step of one channel [G] (stride D) and its codes; adds the squared errors of
+// its tokens to `errors` [G].
+void SketchChannel(const PageLayout& layout, const float* values, int bits, bool keys,
+                   int64_t channel, std::byte* plane, std::vector<double>& errors) {
+  const SketchFormat format(layout, bits);
+  const int64_t stride = layout.head_dim;
+  const int max_code = (1 << bits) - 1;
+  float low = values[0];
+  float high = values[0];
+  bool finite = true;
+  for (int64_t t = 0; t < layout.slots; ++t) {
+    const float x = values[t * stride];
+    finite = finite && std::abs(x) <= kLargestF16;
+    low = std::min(low, x);
+    high = std::max(high, x);
+  }
+  constexpr uint16_t kNan = 0x7e00;
+  const uint16_t minimum = finite ? RoundF16(low, false) : kNan;
+  const auto base = static_cast<double>(ggml_fp16_to_fp32(minimum));
+  const uint16_t step = finite ? RoundF16((high - base) / max_code, true) : kNan;
+  const auto unit = static_cast<double>(ggml_fp16_to_fp32(step));
+  std::memcpy(plane + 2 * channel, &minimum, sizeof(minimum));
+  std::memcpy(plane + 2 * (format.dim + channel), &step, sizeof(step));
+  if (!finite) {
+    std::fill(errors.begin(), errors.end(), std::numeric_limits<double>::quiet_NaN());
+    return;
+  }
+  for (int64_t t = 0; t < layout.slots; ++t) {
+    const double x = values[t * stride];
+    const double exact = unit > 0 ? (x - base) / unit : 0;
+    const int code = std::clamp(static_cast<int>(std::lround(exact)), 0, max_code);
+    const CodePlace place = PlaceOf(layout, bits, keys, t, channel);
+    plane[format.code_offset + place.byte] |= static_cast<std::byte>(code << place.shift);
+    const double error = x - (base + unit * code);
+    errors[t] += error * error;
+  }
+}
+
+// values [G, D]: the keys or values of one head of a full page.
+void WriteSketch(const PageLayout& layout, const float* values, int bits, bool keys,
+                 std::byte* plane) {
+  const SketchFormat format(layout, bits);
+  std::memset(plane, 0, layout.PlaneBytes(keys ? KeySketchPlane(bits) : ValueSketchPlane(bits)));
+  std::vector<double> errors(layout.slots, 0.0);
+  for (int64_t c = 0; c < layout.head_dim; ++c) {
+    SketchChannel(layout, values + c, bits, keys, c, plane, errors);
+  }
+  double largest = 0;
+  for (double error : errors) largest = std::isnan(error) ? error : std::max(largest, error);
+  // A relative 1e-12 is far above the rounding of sums of a few hundred doubles.
+  const float bound = RoundUpToFloat(std::sqrt(largest) * (1 + 1e-12));
+  std::memcpy(plane + format.error_offset, &bound, sizeof(bound));
+}
+
+// Means over the page of x and x², in double; the deviation is never of a negative variance.
+void WriteMoments(const PageLayout& layout, const float* values, float* mean, float* deviation) {
+  for (int64_t c = 0; c < layout.head_dim; ++c) {
+    double sum = 0;
+    for (int64_t t = 0; t < layout.slots; ++t) sum += values[t * layout.head_dim + c];
+    const double centre = sum / layout.slots;
+    if (mean != nullptr) mean[c] = static_cast<float>(centre);
+    if (deviation == nullptr) continue;
+    double squares = 0;
+    for (int64_t t = 0; t < layout.slots; ++t) {
+      const double x = values[t * layout.head_dim + c] - centre;
+      squares += x * x;
+    }
+    deviation[c] = static_cast<float>(std::sqrt(squares / layout.slots));
+  }
+}
+
+void WriteBox(const PageLayout& layout, const float* keys, float* box) {
+  float* low = box;
+  float* high = box + layout.padded_dim;
+  for (int64_t c = 0; c < layout.head_dim; ++c) {
+    low[c] = high[c] = keys[c];
+    for (int64_t t = 1; t < layout.slots; ++t) {
+      const float x = keys[t * layout.head_dim + c];
+      low[c] = std::isnan(x) ? x : std::min(low[c], x);
+      high[c] = std::isnan(x) ? x : std::max(high[c], x);
+    }
+  }
+}
+
+struct Spread {
+  double radius = 0;
+  double rms = 0;
+};
+
+// Around the mean as it is stored.
+Spread SpreadOf(const PageLayout& layout, const float* values) {
+  std::vector<float> mean(layout.head_dim);
+  WriteMoments(layout, values, mean.data(), nullptr);
+  Spread spread;
+  double sum = 0;
+  for (int64_t t = 0; t < layout.slots; ++t) {
+    double squares = 0;
+    for (int64_t c = 0; c < layout.head_dim; ++c) {
+      const double x = static_cast<double>(values[t * layout.head_dim + c]) - mean[c];
+      squares += x * x;
+    }
+    const double norm = std::sqrt(squares) * (1 + 1e-12);
+    spread.radius = std::isnan(norm) ? norm : std::max(spread.radius, norm);
+    sum += squares;
+  }
+  spread.rms = std::sqrt(sum / layout.slots);
+  return spread;
+}
+
+void WriteScalars(const PageLayout& layout, const float* keys, const float* values, float* out) {
+  const Spread key = SpreadOf(layout, keys);
+  const Spread value = SpreadOf(layout, values);
+  out[static_cast<int>(PageScalar::kKeyRadius)] = RoundUpToFloat(key.radius);
+  out[static_cast<int>(PageScalar::kValueRadius)] = RoundUpToFloat(value.radius);
+  out[static_cast<int>(PageScalar::kValueRms)] = RoundUpToFloat(value.rms);
+}
+
+// The planes of one head of a page, from its keys and values [G, D].
+void WritePlanes(const PageLayout& layout, int head, const float* keys, const float* values,
+                 std::byte* side) {
+  const auto bytes = [&](Plane plane) { return side + layout.PlaneOffset(plane, head); };
+  const auto floats = [&](Plane plane) {
+    auto* begin = reinterpret_cast<float*>(bytes(plane));
+    std::fill_n(begin, layout.PlaneBytes(plane) / sizeof(float), 0.0f);
+    return begin;
+  };
+  const PlaneSet& planes = layout.planes;
+  for (const int bits : {2, 4, 8}) {
+    const Plane plane = KeySketchPlane(bits);
+    if (planes.Has(plane)) WriteSketch(layout, keys, bits, true, bytes(plane));
+  }
+  for (const int bits : {2, 4}) {
+    const Plane plane = ValueSketchPlane(bits);
+    if (planes.Has(plane)) WriteSketch(layout, values, bits, false, bytes(plane));
+  }
+  if (planes.Has(Plane::kKeyMean)) WriteMoments(layout, keys, floats(Plane::kKeyMean), nullptr);
+  if (planes.Has(Plane::kKeyDeviation)) {
+    WriteMoments(layout, keys, nullptr, floats(Plane::kKeyDeviation));
+  }
+  if (planes.Has(Plane::kKeyBox)) WriteBox(layout, keys, floats(Plane::kKeyBox));
+  if (planes.Has(Plane::kValueMean)) {
+    WriteMoments(layout, values, floats(Plane::kValueMean), nullptr);
+  }
+  if (planes.Has(Plane::kScalars)) WriteScalars(layout, keys, values, floats(Plane::kScalars));
+}
+
+}  // namespace
+
+Plane KeySketchPlane(int bits) {
+  WINNOW_CHECK(bits == 2 || bits == 4 || bits == 8, "a key sketch of {} bits", bits);
+  return bits == 2 ? Plane::kKeys2 : bits == 4 ? Plane::kKeys4 : Plane::kKeys8;
+}
+
+Plane ValueSketchPlane(int bits) {
+  WINNOW_CHECK(bits == 2 || bits == 4, "a value sketch of {} bits", bits);
+  return bits == 2 ? Plane::kValues2 : Plane::kValues4;
+}
+
+void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
+  const PagedKv view = kv->View(layer);
+  const PageLayout& layout = *view.layout;
+  if (layout.planes.empty() || first >= end) return;
+  const int64_t first_page = first / layout.slots;
+  const int64_t n_pages = end / layout.slots - first_page;  // full ones
+  if (n_pages <= 0) return;
+  std::vector<std::byte*> sides;
+  for (int64_t page = 0; page < n_pages; ++page) {
+    sides.push_back(kv->Planes(layer, first_page + page));
+  }
+  const int64_t block = static_cast<int64_t>(layout.slots) * layout.head_dim;
+  std::vector<float> rows(static_cast<size_t>(pool.size()) * 2 * block);
+  pool.ForEach(n_pages * layout.kv_heads, [&](int64_t task, int thread) {
+    const int64_t page = task / layout.kv_heads;
+    const auto head = static_cast<int>(task % layout.kv_heads);
+    float* keys = rows.data() + static_cast<int64_t>(thread) * 2 * block;
+    float* values = keys + block;
+    for (int64_t t = 0; t < layout.slots; ++t) {
+      const size_t offset = static_cast<size_t>(t) * layout.row_bytes;
+      LoadRowCpu(layout.dtype, view.Keys(first_page + page, head) + offset, layout.head_dim,
+                 keys + t * layout.head_dim);
+      LoadRowCpu(layout.dtype, view.Values(first_page + page, head) + offset, layout.head_dim,
+                 values + t * layout.head_dim);
+    }
+    WritePlanes(layout, head, keys, values, sides[page]);
+  });
+}
+
+void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, bool keys, int slot,
+                   std::span<float> row) {
+  const SketchFormat format(layout, bits);
+  WINNOW_CHECK(std::ssize(row) == layout.head_dim && 0 <= slot && slot < layout.slots,
+               "slot {} of {}", slot, layout.slots);
+  for (int64_t c = 0; c < layout.head_dim; ++c) {
+    uint16_t minimum;
+    uint16_t step;
+    std::memcpy(&minimum, plane + 2 * c, sizeof(minimum));
+    std::memcpy(&step, plane + 2 * (format.dim + c), sizeof(step));
+    const CodePlace place = PlaceOf(layout, bits, keys, slot, c);
+    const auto byte = static_cast<uint8_t>(plane[format.code_offset + place.byte]);
+    const int code = byte >> place.shift & ((1 << bits) - 1);
+    row[c] = ggml_fp16_to_fp32(minimum) + ggml_fp16_to_fp32(step) * static_cast<float>(code);
+  }
+}
+
+float SketchError(const PageLayout& layout, const std::byte* plane, int bits) {
+  float error;
+  std::memcpy(&error, plane + SketchFormat(layout, bits).error_offset, sizeof(error));
+  return error;
+}
+
+}  // namespace winnow

@@ -1,0 +1,61 @@
+// Writes and reads the planes of full pages: low-bit sketches of keys and values, and statistics.
+//
+// A sketch holds, per page and channel, a minimum and a step as f16, so that value ≈ minimum +
+// step·code; the grid covers what it stands for (minimum rounded down, step up), so that a value is
+// off by at most half a step. Its bytes: minimum [P], step [P] (P: channels padded to 16; a padded
+// channel has minimum, step and codes 0), codes in lines of 64 bytes, and one line that begins with
+// a float, the largest ‖x − x̂‖ of the page rounded up.
+//
+// A line of a key sketch holds 16 tokens × 32/bits channels, one of a value sketch 16 channels ×
+// 32/bits tokens: 16 lanes of four bytes, a byte for each of four neighbours, with those of the
+// next four in the bits above. So one multiply-add of bytes serves 16 lanes. Lines follow in order
+// [G/16][P·bits/32] for keys, [P/16][G·bits/32] for values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/parallel.h"
+#include "kv/sequence_kv.h"
+
+namespace winnow {
+
+// The sketch of keys (values) at that many bits. CHECKs that there is one.
+Plane KeySketchPlane(int bits);
+Plane ValueSketchPlane(int bits);
+
+// Where the parts of a sketch lie: what the kernels need of the format above.
+struct SketchFormat {
+  SketchFormat(const PageLayout& layout, int bits_in)
+      : bits(bits_in),
+        dim(static_cast<size_t>(layout.padded_dim)),
+        code_offset((4 * dim + 63) / 64 * 64),
+        error_offset(code_offset + static_cast<size_t>(layout.slots) * dim * bits / 8) {}
+  int bits;
+  size_t dim;           // P
+  size_t code_offset;   // bytes
+  size_t error_offset;  // bytes
+  // Bytes that a scan reads: all but the error.
+  size_t scan_bytes() const { return error_offset; }
+};
+
+// Indices into Plane::kScalars.
+enum class PageScalar : uint8_t {
+  kKeyRadius,    // >= max ‖k − k̄‖, k̄ as stored
+  kValueRadius,  // >= max ‖v − v̄‖, v̄ as stored
+  kValueRms,     // √ mean ‖v − v̄‖²
+};
+
+// Writes the planes of the pages of `layer` that hold a token of [first, end) and are full. Does
+// nothing for a layout without planes. A value that f16 cannot hold makes its channel's minimum and
+// its page's statistics NaN, and with them every score of the page.
+void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end);
+
+// Reads back row `slot` of a sketch as f32, [D], for tests and figures. `keys`: a key sketch.
+void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, bool keys, int slot,
+                   std::span<float> row);
+// Largest ‖x − x̂‖ of the page.
+float SketchError(const PageLayout& layout, const std::byte* plane, int bits);
+
+}  // namespace winnow

@@ -1,0 +1,335 @@
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "core/rng.h"
+#include "kv/page_pool.h"
+#include "ops/kv_store.h"
+#include "ops/page_planes.h"
+#include "ops/sketch_scan.h"
+#include "ops/sketch_values.h"
+
+namespace winnow {
+namespace {
+
+struct Shape {
+  int kv_heads;
+  int group;
+  int dim;
+  int slots;
+  int64_t n_tokens;
+};
+
+// One sequence of one layer with random keys and values, channels of unlike ranges as models have.
+class Context {
+ public:
+  Context(const Shape& shape, PlaneSet planes, DType dtype = DType::kF32)
+      : shape_(shape),
+        threads_(2),
+        pool_(PageLayout(shape.kv_heads, shape.slots, shape.dim, dtype, planes), 64),
+        kv_(&pool_, 1) {
+    Rng rng(7);
+    const int64_t row = static_cast<int64_t>(shape.kv_heads) * shape.dim;
+    keys_.resize(shape.n_tokens * row);
+    values_.resize(keys_.size());
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const auto channel = static_cast<float>(i % shape.dim);
+      keys_[i] = static_cast<float>(rng.Normal()) * (1 + 0.2f * channel) - channel;
+      values_[i] = static_cast<float>(rng.Normal());
+    }
+    q_.resize(static_cast<size_t>(shape.kv_heads) * shape.group * shape.dim);
+    for (float& x : q_) x = static_cast<float>(rng.Normal());
+    Append(keys_, values_);
+  }
+
+  void Append(const std::vector<float>& keys, const std::vector<float>& values) {
+    const int64_t first = kv_.n_tokens(0);
+    std::vector<int32_t> positions(shape_.n_tokens);
+    std::iota(positions.begin(), positions.end(), static_cast<int32_t>(first));
+    ASSERT_TRUE(kv_.Append(0, positions));
+    StoreKv(&kv_, 0, first, {keys.data(), {shape_.n_tokens, shape_.kv_heads, shape_.dim}},
+            {values.data(), {shape_.n_tokens, shape_.kv_heads, shape_.dim}});
+    UpdatePlanes(threads_, &kv_, 0, first, first + shape_.n_tokens);
+  }
+
+  PagedKv View() const { return kv_.View(0); }
+  int64_t n_full() const { return kv_.n_tokens(0) / shape_.slots; }
+  int query_heads() const { return shape_.kv_heads * shape_.group; }
+  const PageLayout& layout() const { return pool_.layout(); }
+
+  Shape shape_;
+  ThreadPool threads_;
+  PagePool pool_;
+  SequenceKv kv_;
+  std::vector<float> keys_, values_, q_;
+};
+
+constexpr float kScale = 0.05f;
+
+struct Masses {
+  Masses(const Context& context, bool with_weights)
+      : max(context.query_heads() * context.n_full()),
+        sum(max.size()),
+        weights(with_weights ? max.size() * context.layout().slots : 0) {}
+  PageMasses View(int64_t n_pages) {
+    return {.n_pages = n_pages,
+            .stride = n_pages,
+            .max = max.data(),
+            .sum = sum.data(),
+            .weights = weights.empty() ? nullptr : weights.data()};
+  }
+  std::vector<float> max, sum;
+  std::vector<uint8_t> weights;
+};
+
+Masses Scan(Context& context, int bits, bool with_weights) {
+  Masses masses(context, with_weights);
+  SketchWorkspace workspace;
+  const SketchScanQuery query{
+      .q = context.q_.data(), .kv = context.View(), .masses = masses.View(context.n_full())};
+  SketchScan(context.threads_, std::span(&query, 1),
+             {.query_heads = context.query_heads(), .scale = kScale}, bits, workspace, nullptr);
+  return masses;
+}
+
+// Scores of the sketch in double: what the kernel approximates.
+std::vector<double> SketchScores(const Context& context, int bits, int query_head, int64_t page) {
+  const Shape& shape = context.shape_;
+  std::vector<float> row(shape.dim);
+  std::vector<double> scores;
+  const std::byte* plane =
+      context.View().PlaneOf(KeySketchPlane(bits), page, query_head / shape.group);
+  for (int slot = 0; slot < shape.slots; ++slot) {
+    LoadSketchRow(context.layout(), plane, bits, true, slot, row);
+    double score = 0;
+    for (int c = 0; c < shape.dim; ++c) {
+      score += static_cast<double>(kScale) * context.q_[query_head * shape.dim + c] * row[c];
+    }
+    scores.push_back(score);
+  }
+  return scores;
+}
+
+// How far the kernel's scores may be from the sketch's: the query is rounded to 127 levels of its
+// largest product q·step, so each channel is off by at most half a level times the largest code
+// (centred); floats add 1e-4 of the scores' scale.
+double ScoreTolerance(const Context& context, int bits, int query_head, int64_t page) {
+  const Shape& shape = context.shape_;
+  const std::byte* plane =
+      context.View().PlaneOf(KeySketchPlane(bits), page, query_head / shape.group);
+  std::vector<float> low(shape.dim);
+  double largest = 0;
+  double scale = 0;
+  std::vector<std::vector<float>> rows(shape.slots, std::vector<float>(shape.dim));
+  for (int t = 0; t < shape.slots; ++t) {
+    LoadSketchRow(context.layout(), plane, bits, true, t, rows[t]);
+  }
+  for (int c = 0; c < shape.dim; ++c) {
+    float min = rows[0][c];
+    float max = rows[0][c];
+    for (const auto& row : rows) {
+      min = std::min(min, row[c]);
+      max = std::max(max, row[c]);
+    }
+    const double q = std::abs(kScale * context.q_[query_head * shape.dim + c]);
+    largest = std::max(largest, q * (max - min));
+    scale += q * std::max(std::abs(min), std::abs(max));
+  }
+  const double levels = bits == 8 ? 0 : largest / 254 * shape.dim / 2;
+  return levels + 1e-5 * scale;
+}
+
+void CheckScan(const Shape& shape) {
+  Context context(shape, {Plane::kKeys2, Plane::kKeys4, Plane::kKeys8});
+  for (const int bits : {2, 4, 8}) {
+    const Masses masses = Scan(context, bits, true);
+    for (int head = 0; head < context.query_heads(); ++head) {
+      for (int64_t page = 0; page < context.n_full(); ++page) {
+        const std::vector<double> scores = SketchScores(context, bits, head, page);
+        const double tolerance = ScoreTolerance(context, bits, head, page);
+        const double max = *std::max_element(scores.begin(), scores.end());
+        double sum = 0;
+        for (double s : scores) sum += std::exp(s - max);
+        const int64_t at = head * context.n_full() + page;
+        EXPECT_NEAR(masses.max[at], max, tolerance) << bits << " bits, page " << page;
+        EXPECT_NEAR(masses.max[at] + std::log(masses.sum[at]), max + std::log(sum), tolerance);
+        for (int t = 0; t < shape.slots; ++t) {
+          // A weight rounds by half a level and its exponent is off by twice the tolerance.
+          EXPECT_NEAR(masses.weights[at * shape.slots + t], 127 * std::exp(scores[t] - max),
+                      0.6 + 127 * std::expm1(2 * tolerance));
+        }
+      }
+    }
+  }
+}
+
+void CheckValues(const Shape& shape) {
+  Context context(shape, {Plane::kKeys4, Plane::kValues2, Plane::kValues4});
+  Masses masses = Scan(context, 4, true);
+  // Every KV head has another set of pages, the last one none.
+  std::vector<std::vector<int32_t>> pages(shape.kv_heads);
+  for (int head = 0; head + 1 < shape.kv_heads || head == 0; ++head) {
+    for (int32_t page = head; page < context.n_full(); page += 1 + head) {
+      pages[head].push_back(page);
+    }
+  }
+  std::vector<std::span<const int32_t>> spans(pages.begin(), pages.end());
+  for (const int bits : {2, 4}) {
+    std::vector<float> out(context.q_.size());
+    std::vector<float> log_mass(context.query_heads());
+    const SketchValuesQuery query{.kv = context.View(),
+                                  .masses = masses.View(context.n_full()),
+                                  .pages = spans,
+                                  .out = out.data(),
+                                  .log_mass = log_mass.data()};
+    SketchValuesWorkspace workspace;
+    SketchValues(context.threads_, std::span(&query, 1), context.query_heads(), bits, workspace,
+                 nullptr);
+    for (int head = 0; head < context.query_heads(); ++head) {
+      const auto& chosen = pages[head / shape.group];
+      std::vector<double> expected(shape.dim, 0.0);
+      double total = 0;
+      std::vector<float> row(shape.dim);
+      for (int32_t page : chosen) {
+        const int64_t at = head * context.n_full() + page;
+        const double mass = masses.sum[at] * std::exp(static_cast<double>(masses.max[at]));
+        const uint8_t* weights = masses.weights.data() + at * shape.slots;
+        const double weight = std::accumulate(weights, weights + shape.slots, 0.0);
+        const std::byte* plane =
+            context.View().PlaneOf(ValueSketchPlane(bits), page, head / shape.group);
+        total += mass;
+        for (int t = 0; t < shape.slots; ++t) {
+          LoadSketchRow(context.layout(), plane, bits, false, t, row);
+          for (int c = 0; c < shape.dim; ++c) expected[c] += mass * weights[t] / weight * row[c];
+        }
+      }
+      if (chosen.empty()) {
+        EXPECT_EQ(log_mass[head], -std::numeric_limits<float>::infinity());
+        EXPECT_EQ(out[head * shape.dim], 0.0f);
+        continue;
+      }
+      // Sums of up to 1,000 floats of size 1 to 4.
+      EXPECT_NEAR(log_mass[head], std::log(total), 1e-4);
+      for (int c = 0; c < shape.dim; ++c) {
+        EXPECT_NEAR(out[head * shape.dim + c], expected[c] / total, 1e-4);
+      }
+    }
+  }
+}
+
+class SketchShapes : public testing::TestWithParam<Shape> {};
+
+TEST_P(SketchShapes, GridsCoverWhatTheyStandFor) {
+  const Shape shape = GetParam();
+  Context context(shape,
+                  {Plane::kKeys2, Plane::kKeys4, Plane::kKeys8, Plane::kValues2, Plane::kValues4});
+  std::vector<float> row(shape.dim);
+  std::vector<float> key(shape.dim);
+  std::vector<float> value(shape.dim);
+  const PagedKv view = context.View();
+  for (const auto& [bits, keys] :
+       std::vector<std::pair<int, bool>>{{2, true}, {4, true}, {8, true}, {2, false}, {4, false}}) {
+    for (int64_t page = 0; page < context.n_full(); ++page) {
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        const std::byte* plane =
+            view.PlaneOf(keys ? KeySketchPlane(bits) : ValueSketchPlane(bits), page, head);
+        double largest = 0;
+        for (int slot = 0; slot < shape.slots; ++slot) {
+          LoadSketchRow(context.layout(), plane, bits, keys, slot, row);
+          LoadKv(view, head, page * shape.slots + slot, key.data(), value.data());
+          const std::vector<float>& truth = keys ? key : value;
+          double squares = 0;
+          for (int c = 0; c < shape.dim; ++c) {
+            // Channels range over at most 10 deviations and f16 rounds minimum and step by 2^-11
+            // each; the step is at most range/(2^bits − 1) and a little.
+            const double range = 10 * (1 + 0.2 * (keys ? c : 0));
+            EXPECT_LE(std::abs(row[c] - truth[c]), range / ((1 << bits) - 1) / 2 + 0.01 * (1 + c));
+            squares += std::pow(static_cast<double>(row[c]) - truth[c], 2);
+          }
+          largest = std::max(largest, std::sqrt(squares));
+        }
+        const float bound = SketchError(context.layout(), plane, bits);
+        EXPECT_GE(bound * (1 + 1e-5), largest);
+        EXPECT_LE(bound, largest * (1 + 1e-3) + 1e-5);
+      }
+    }
+  }
+}
+
+// Every instruction set that this machine has and the kernels are compiled for.
+std::vector<int64_t> Targets() {
+  std::vector<int64_t> targets;
+  for (const int64_t target : {HWY_AVX3_DL, HWY_AVX3, HWY_AVX2}) {
+    if ((hwy::SupportedTargets() & target) != 0) targets.push_back(target);
+  }
+  targets.push_back(HWY_SCALAR);
+  return targets;
+}
+
+// Dispatches to one of them while it lives.
+class OnTarget {
+ public:
+  explicit OnTarget(int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().DeInit();
+  }
+  ~OnTarget() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().DeInit();
+  }
+  OnTarget(const OnTarget&) = delete;
+  OnTarget& operator=(const OnTarget&) = delete;
+};
+
+TEST_P(SketchShapes, ScanGivesTheMassesOfTheSketch) {
+  for (const int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const OnTarget on_target(target);
+    CheckScan(GetParam());
+  }
+}
+
+TEST_P(SketchShapes, ValuesAreWeighedByTheirTokens) {
+  for (const int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const OnTarget on_target(target);
+    CheckValues(GetParam());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SketchShapes,
+                         testing::Values(Shape{3, 3, 64, 32, 330}, Shape{2, 4, 128, 32, 700},
+                                         Shape{1, 7, 40, 16, 130}, Shape{2, 1, 80, 48, 200},
+                                         Shape{1, 6, 256, 128, 300}));
+
+TEST(Sketch, NanInAPageReachesItsMassAndNoOther) {
+  const Shape shape{1, 2, 64, 32, 96};
+  Context context(shape, {Plane::kKeys2, Plane::kKeys4, Plane::kKeys8});
+  std::vector<float> keys = context.keys_;
+  keys[40 * 64 + 3] = std::nanf("");
+  context.Append(keys, context.values_);  // pages 3, 4, 5; the NaN is in page 4
+  for (const int bits : {2, 4, 8}) {
+    const Masses masses = Scan(context, bits, false);
+    for (int head = 0; head < 2; ++head) {
+      for (int64_t page = 0; page < 6; ++page) {
+        EXPECT_EQ(std::isnan(masses.sum[head * 6 + page]), page == 4);
+      }
+    }
+  }
+}
+
+TEST(Sketch, EqualKeysHaveNoError) {
+  const Shape shape{1, 1, 64, 32, 32};
+  Context context(shape, {Plane::kKeys4});
+  const std::vector<float> ones(32 * 64, 1.0f);
+  context.Append(ones, ones);
+  const std::byte* plane = context.View().PlaneOf(Plane::kKeys4, 1, 0);
+  EXPECT_EQ(SketchError(context.layout(), plane, 4), 0.0f);
+}
+
+}  // namespace
+}  // namespace winnow

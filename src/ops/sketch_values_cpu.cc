@@ -1,0 +1,167 @@
+#include "ops/sketch_values_cpu.h"
+
+#define WINNOW_BYTE_PRODUCTS
+#include "ops/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/sketch_values_cpu.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/check.h"
+#include "ops/byte_products-inl.h"
+#include "ops/rows_cpu-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow {
+namespace HWY_NAMESPACE {
+
+// Query heads that are processed together.
+constexpr size_t kMaxValueHeads = 4;
+
+struct ValuePage {
+  const std::byte* minimum;
+  const std::byte* step;
+  const std::byte* codes;
+  const uint8_t* weights;  // [kHeads], weight_stride apart
+  size_t weight_stride;
+};
+
+// products[r * kSketchLanes * kGroups + lane] = Σ_t weight[r][t]·code[t][lane], as float.
+template <int kBits, size_t kHeads, size_t kGroups>
+HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, float* products) {
+  const F32 f32;
+  constexpr size_t kStride = kSketchLanes * kGroups;
+  const size_t n_lines = slots * kBits / 32;
+  const std::byte* codes = page.codes + group * n_lines * 64;
+  if constexpr (kHasByteProducts<kBits>) {
+    alignas(64) int32_t sums[kHeads * kStride];
+    ByteProducts<kBits, kHeads, kGroups>(codes, n_lines, n_lines * 64,
+                                         reinterpret_cast<const int8_t*>(page.weights),
+                                         page.weight_stride, sums, kStride);
+    const hn::RebindToSigned<F32> i32;
+    for (size_t i = 0; i < kHeads * kStride; i += kLanes) {
+      hn::StoreU(hn::ConvertTo(f32, hn::LoadU(i32, sums + i)), f32, products + i);
+    }
+  } else {
+    float weights[kHeads * kMaxSketchSlots];
+    for (size_t r = 0; r < kHeads; ++r) {
+      for (size_t t = 0; t < slots; ++t) {
+        weights[r * kMaxSketchSlots + t] = page.weights[r * page.weight_stride + t];
+      }
+    }
+    for (size_t g = 0; g < kGroups; ++g) {
+      FloatProducts<kBits, kHeads>(codes + g * n_lines * 64, n_lines, weights, kMaxSketchSlots,
+                                   products + g * kSketchLanes, kStride);
+    }
+  }
+}
+
+// sums[r][i..] += unit[r]·step·products + mass[r]·minimum for kGroups · 16 channels.
+template <int kBits, size_t kHeads, size_t kGroups>
+HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, const float* mass,
+                            const float* unit, float* sums, size_t dim) {
+  const F32 f32;
+  constexpr size_t kStride = kSketchLanes * kGroups;
+  alignas(64) float products[kHeads * kStride];
+  WeighCodes<kBits, kHeads, kGroups>(page, group, slots, products);
+  for (size_t i = 0; i < kStride; i += kLanes) {
+    const size_t channel = group * kSketchLanes + i;
+    const VF32 minimum = F16Row::Load(page.minimum, channel);
+    const VF32 step = F16Row::Load(page.step, channel);
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kHeads; ++r) {
+      float* to = sums + r * dim + channel;
+      const VF32 product = hn::Mul(hn::LoadU(f32, products + r * kStride + i), step);
+      VF32 sum = hn::LoadU(f32, to);
+      sum = hn::MulAdd(product, hn::Set(f32, unit[r]), sum);
+      hn::StoreU(hn::MulAdd(minimum, hn::Set(f32, mass[r]), sum), f32, to);
+    }
+  }
+}
+
+template <int kBits, size_t kHeads>
+void AddHeads(const SketchValuesTask& task, size_t first_head) {
+  const PagedKv& kv = *task.kv;
+  const SketchFormat& format = *task.format;
+  const auto slots = static_cast<size_t>(kv.layout->slots);
+  const auto stride = static_cast<size_t>(task.masses.stride);
+  const size_t n_groups = format.dim / kSketchLanes;
+  float* sums = task.sums + first_head * format.dim;
+  std::fill_n(sums, kHeads * format.dim, 0.0f);
+  float totals[kHeads] = {};
+  for (size_t i = 0; i < task.pages.size(); ++i) {
+    const auto p = static_cast<size_t>(task.pages[i]);
+    if (i + 1 < task.pages.size()) {
+      const std::byte* next = kv.PlaneOf(task.plane, task.pages[i + 1], task.head);
+      for (size_t b = 0; b < format.scan_bytes(); b += 64) __builtin_prefetch(next + b, 0, 2);
+    }
+    const std::byte* plane = kv.PlaneOf(task.plane, task.pages[i], task.head);
+    const ValuePage page{plane, plane + 2 * format.dim, plane + format.code_offset,
+                         task.masses.weights + (first_head * stride + p) * slots, stride * slots};
+    float mass[kHeads];
+    float unit[kHeads];
+    for (size_t r = 0; r < kHeads; ++r) {
+      const size_t at = (first_head + r) * stride + p;
+      mass[r] =
+          task.masses.sum[at] * std::exp(task.masses.max[at] - task.references[first_head + r]);
+      uint32_t weight = 0;
+      for (size_t t = 0; t < slots; ++t) weight += page.weights[r * page.weight_stride + t];
+      unit[r] = mass[r] / static_cast<float>(weight);
+      totals[r] += mass[r];
+    }
+    size_t group = 0;
+    for (; group + 2 <= n_groups; group += 2) {
+      AddChannels<kBits, kHeads, 2>(page, group, slots, mass, unit, sums, format.dim);
+    }
+    for (; group < n_groups; ++group) {
+      AddChannels<kBits, kHeads, 1>(page, group, slots, mass, unit, sums, format.dim);
+    }
+  }
+  std::copy_n(totals, kHeads, task.totals + first_head);
+}
+
+template <int kBits>
+void AddBlocks(const SketchValuesTask& task) {
+  const auto n_heads = static_cast<size_t>(task.group_heads);
+  for (size_t first = 0; first < n_heads; first += kMaxValueHeads) {
+    switch (std::min(n_heads - first, kMaxValueHeads)) {
+      case 1:
+        AddHeads<kBits, 1>(task, first);
+        break;
+      case 2:
+        AddHeads<kBits, 2>(task, first);
+        break;
+      case 3:
+        AddHeads<kBits, 3>(task, first);
+        break;
+      default:
+        AddHeads<kBits, 4>(task, first);
+    }
+  }
+}
+
+void ValuesTask(const SketchValuesTask& task) {
+  if (task.format->bits == 2) {
+    AddBlocks<2>(task);
+  } else {
+    AddBlocks<4>(task);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace winnow
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace winnow {
+
+HWY_EXPORT(ValuesTask);
+
+void SketchValuesCpu(const SketchValuesTask& task) { HWY_DYNAMIC_DISPATCH(ValuesTask)(task); }
+
+}  // namespace winnow
+#endif  // HWY_ONCE
