@@ -10,6 +10,7 @@
 
 #include "bench/bench_side.h"
 #include "core/error.h"
+#include "core/memory.h"
 #include "core/rng.h"
 #include "engine/scheduler.h"
 #include "kv/page_layout.h"
@@ -69,7 +70,7 @@ class PromptMaker {
   int32_t begin_ = -1;
 };
 
-std::vector<BenchTest> MakeTests(const BenchOptions& options, const PromptMaker& maker) {
+std::vector<BenchTest> MakeTests(const BenchOptions& options) {
   std::vector<BenchTest> tests;
   for (const int64_t n : options.prompts) {
     if (n > 0) tests.push_back({.n_prompt = n});
@@ -82,12 +83,14 @@ std::vector<BenchTest> MakeTests(const BenchOptions& options, const PromptMaker&
     }
   }
   if (tests.empty()) Throw(ErrorKind::kUsage, "nothing to measure: give -p or -n above zero");
-  for (BenchTest& test : tests) {
-    for (int64_t b = 0; b < test.n_batch; ++b) {
-      test.prompts.push_back(maker.Make(test.prompt_tokens(), b));
-    }
-  }
   return tests;
+}
+
+// Each test's own, while it is measured: all tests' together may exceed the memory.
+void MakePrompts(const PromptMaker& maker, BenchTest* test) {
+  for (int64_t b = 0; b < test->n_batch; ++b) {
+    test->prompts.push_back(maker.Make(test->prompt_tokens(), b));
+  }
 }
 
 void CheckContext(const std::vector<BenchTest>& tests, int64_t context_tokens) {
@@ -102,19 +105,31 @@ void CheckContext(const std::vector<BenchTest>& tests, int64_t context_tokens) {
   }
 }
 
-// Bytes of pages that the largest test holds.
+int64_t ContextTokens(const EngineOptions& engine, const ModelConfig& config) {
+  return engine.context_tokens > 0 ? engine.context_tokens : config.context_length;
+}
+
+// Bytes of pages that the largest test holds. Throws Error(kResource) if there is no room for them.
 int64_t KvBytes(const std::vector<BenchTest>& tests, const ModelConfig& config,
-                const EngineOptions& engine, int64_t context_tokens) {
-  const PageLayout layout(config.kv_heads, engine.page_slots, config.head_dim, engine.kv_dtype);
+                const EngineOptions& engine) {
+  const PageLayout layout(config.kv_heads, engine.page_slots, config.head_dim, engine.kv_dtype,
+                          engine.planes);
   int64_t pages = 0;
   for (const BenchTest& test : tests) {
     const int64_t n_tokens =
-        std::min(test.prompt_tokens() + MaxNewTokens(test, config.n_layers, engine.prefill_chunk),
-                 context_tokens);
+        std::min(test.prompt_tokens() + MaxNewTokens(test), ContextTokens(engine, config));
     pages = std::max(pages, test.n_batch * WorstCasePages(config, n_tokens, engine.page_slots,
                                                           engine.prefill_chunk));
   }
-  return pages * static_cast<int64_t>(layout.page_bytes);
+  const int64_t room =
+      engine.kv_bytes > 0 ? engine.kv_bytes : static_cast<int64_t>(AvailableMemoryBytes());
+  const int64_t page_bytes = layout.TotalBytes();
+  if (pages > room / page_bytes) {  // the product may be too large for an int64_t
+    Throw(ErrorKind::kResource,
+          "the tests need {:.0f} MiB of KV memory and there are {}: lower -b, -d or -n",
+          static_cast<double>(pages) * static_cast<double>(page_bytes) / (1 << 20), room >> 20);
+  }
+  return pages * page_bytes;
 }
 
 // Winnow's and the peer's sides, with what they refer to.
@@ -151,9 +166,7 @@ Sides MakeSides(const BenchSubject& subject, const BenchOptions& options,
   for (const BenchTest& test : tests) {
     engine.max_batch = std::max(engine.max_batch, static_cast<int>(test.n_batch));
   }
-  const int64_t context = engine.context_tokens > 0 ? engine.context_tokens : config.context_length;
-  CheckContext(tests, context);
-  if (engine.kv_bytes == 0) engine.kv_bytes = KvBytes(tests, config, engine, context);
+  if (engine.kv_bytes == 0) engine.kv_bytes = KvBytes(tests, config, engine);
 
   Sides sides;
   sides.engine =
@@ -162,8 +175,6 @@ Sides MakeSides(const BenchSubject& subject, const BenchOptions& options,
     sides.all.push_back(
         MakeWinnowSide(sides.engine.get(), {.arm = arm,
                                             .n_threads = subject.pool->size(),
-                                            .n_layers = config.n_layers,
-                                            .prefill_chunk = engine.prefill_chunk,
                                             .report_peak_rss = options.peer == PeerChoice::kNone}));
   }
   AddPeerSides(subject, options, &sides);
@@ -249,19 +260,28 @@ double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
   return Median(ratios);
 }
 
+void CheckBench(const BenchOptions& options, const ModelConfig& config) {
+  ValidateOptions(options);
+  const std::vector<BenchTest> tests = MakeTests(options);
+  CheckContext(tests, ContextTokens(options.engine, config));
+  KvBytes(tests, config, options.engine);
+}
+
 std::vector<BenchRow> RunBench(const BenchSubject& subject, const BenchOptions& options,
                                FunctionRef<void(std::string_view)> progress) {
-  ValidateOptions(options);
-  const std::vector<BenchTest> tests = MakeTests(options, PromptMaker(subject, options.seed));
+  CheckBench(options, subject.backbone->config());
+  std::vector<BenchTest> tests = MakeTests(options);
+  const PromptMaker maker(subject, options.seed);
   const Sides sides = MakeSides(subject, options, tests);
   std::vector<BenchRow> rows;
-  for (const BenchTest& test : tests) {
+  for (BenchTest& test : tests) {
     std::vector<BenchSide*> active;
     for (const auto& side : sides.all) {
       if (side->TakesPart(test)) active.push_back(side.get());
     }
     const std::string name = TestName(MakeRow(*active[0], test, {BenchSample{}}));
     progress(fmt::format("{}: preparing", name));
+    MakePrompts(maker, &test);
     for (BenchSide* side : active) side->Prepare(test);
     std::vector<std::vector<BenchSample>> samples(active.size());
     for (int repetition = 0; repetition < options.repetitions; ++repetition) {
@@ -272,6 +292,7 @@ std::vector<BenchRow> RunBench(const BenchSubject& subject, const BenchOptions& 
       active[i]->Finish();
       rows.push_back(MakeRow(*active[i], test, samples[i]));
     }
+    test.prompts = {};
   }
   return rows;
 }

@@ -1,6 +1,8 @@
 #include "bench/bench_side.h"
 
+#include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -33,7 +35,6 @@ class WinnowSide : public BenchSide {
 
   void Prepare(const BenchTest& test) override {
     engine_->ClearPrefixes();
-    lead_.assign(test.n_batch, 0);
     if (test.n_prompt > 0) {
       Request request = MakeRequest(test.prompts[0], std::min(test.n_prompt, kWarmUpTokens), 1);
       RunToEnd(std::move(request));
@@ -43,9 +44,7 @@ class WinnowSide : public BenchSide {
     for (const std::vector<int32_t>& prompt : test.prompts) {
       RunToEnd(MakeRequest(prompt, test.prompt_tokens(), 1));
     }
-    // The first sequences of a batch decode while the others still read their prompt: they get as
-    // much less of it, so that all stand at the depth when the clock starts.
-    Decode(test, /*steps=*/1, &lead_);
+    Decode(test, /*steps=*/1);
   }
 
   BenchSample Measure(const BenchTest& test) override {
@@ -101,39 +100,34 @@ class WinnowSide : public BenchSide {
   }
 
   BenchSample MeasureDecode(const BenchTest& test) {
-    const DecodeRun run = Decode(test, test.n_gen, nullptr);
+    const DecodeRun run = Decode(test, test.n_gen);
     BenchSample sample;
     sample.tokens_per_second = static_cast<double>(test.n_gen * test.n_batch) / run.seconds;
     AddBytes(run.ledger, &sample);
     return sample;
   }
 
-  // Times `steps` steps in which all sequences of the test decode. `lead`, if asked for: how many
-  // tokens each sequence was ahead of the last one when the clock started.
-  DecodeRun Decode(const BenchTest& test, int64_t steps, std::vector<int64_t>* lead) {
-    const int64_t max_new = MaxNewTokens(test, options_.n_layers, options_.prefill_chunk);
+  // Times `steps` steps in which all sequences of the test decode, from the depth on.
+  DecodeRun Decode(const BenchTest& test, int64_t steps) {
     std::vector<int64_t> generated(test.n_batch, 0);
     std::vector<RequestId> ids;
     for (int64_t b = 0; b < test.n_batch; ++b) {
-      const int64_t n = std::max<int64_t>(test.prompt_tokens() - lead_[b], 1);
-      Request request = MakeRequest(test.prompts[b], n, max_new);
+      Request request = MakeRequest(test.prompts[b], test.prompt_tokens(), MaxNewTokens(test));
       request.on_logits = [&count = generated[b]](int64_t index, std::span<const float>) {
         count = index + 1;
       };
       ids.push_back(engine_->Submit(std::move(request)));
     }
     const auto sum = [&generated] {
-      int64_t total = 0;
-      for (const int64_t n : generated) total += n;
-      return total;
+      return std::accumulate(generated.begin(), generated.end(), int64_t{0});
     };
-    while (std::find(generated.begin(), generated.end(), 0) != generated.end()) StepOrThrow(ids);
-    if (lead != nullptr) {
-      for (int64_t b = 0; b < test.n_batch; ++b) (*lead)[b] = generated[b] - generated.back();
+    // Those that have read their prompt wait for the others, so that all begin at the depth.
+    while (std::find(generated.begin(), generated.end(), 0) != generated.end()) {
+      CheckGoesOn(engine_->StepPrefill(), ids);
     }
     const int64_t before = sum();
     const auto start = Clock::now();
-    for (int64_t step = 0; step < steps; ++step) StepOrThrow(ids);
+    for (int64_t step = 0; step < steps; ++step) CheckGoesOn(engine_->Step(), ids);
     DecodeRun run;
     run.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const int64_t made = sum() - before;
@@ -147,11 +141,14 @@ class WinnowSide : public BenchSide {
     return run;
   }
 
-  // A step; if there was nothing to do the requests have ended too early, and the reason is thrown.
-  void StepOrThrow(const std::vector<RequestId>& ids) {
-    if (engine_->Step()) return;
+  // If a step had nothing to do, sequences failed or do not fit the KV memory together.
+  void CheckGoesOn(bool stepped, const std::vector<RequestId>& ids) {
+    if (stepped) return;
     CancelAll(ids);
-    Throw(ErrorKind::kResource, "all sequences ended before the measurement did");
+    Throw(ErrorKind::kResource,
+          "{} sequences do not fit {} MiB of KV memory together: lower -b, -d or -n, or raise "
+          "--kv-memory",
+          ids.size(), engine_->pool_bytes() >> 20);
   }
 
   PhaseLedger CancelAll(const std::vector<RequestId>& ids) {
@@ -170,7 +167,6 @@ class WinnowSide : public BenchSide {
 
   Engine* engine_;
   WinnowSideOptions options_;
-  std::vector<int64_t> lead_;  // [n_batch]
 };
 
 class PeerSide : public BenchSide {
@@ -242,11 +238,8 @@ class PeerSide : public BenchSide {
 
 }  // namespace
 
-int64_t MaxNewTokens(const BenchTest& test, int n_layers, int64_t prefill_chunk) {
-  const int64_t chunks = (test.prompt_tokens() + prefill_chunk - 1) / prefill_chunk;
-  // One more each: the step that admits a sequence computes nothing of it yet.
-  return (n_layers * chunks + 1) * (test.n_batch - 1) + test.n_gen + 2;
-}
+// The one that ends the prompt, and one that is left when the clock stops.
+int64_t MaxNewTokens(const BenchTest& test) { return test.n_gen + 2; }
 
 std::unique_ptr<BenchSide> MakeWinnowSide(Engine* engine, const WinnowSideOptions& options) {
   return std::make_unique<WinnowSide>(engine, options);

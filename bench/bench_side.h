@@ -46,15 +46,12 @@ class BenchSide {
   virtual void Finish() = 0;
 };
 
-// New tokens that one of Winnow's sequences may generate: while the last sequences of a batch still
-// read their prompt, the first ones already decode, a token each quantum (layer × chunk).
-int64_t MaxNewTokens(const BenchTest& test, int n_layers, int64_t prefill_chunk);
+// New tokens that one of Winnow's sequences may generate.
+int64_t MaxNewTokens(const BenchTest& test);
 
 struct WinnowSideOptions {
   std::string arm;
   int n_threads = 0;
-  int n_layers = 0;
-  int64_t prefill_chunk = 0;
   bool report_peak_rss = false;
 };
 

@@ -84,14 +84,33 @@ TEST_F(BenchRunner, DecodesAtTheDepthAskedFor) {
   options.prompts = {};
   options.depths = {200};
   const std::vector<BenchRow> rows = RunBench(subject_, options, kNoProgress);
-  // 3 layers of 2 KV heads of 32 f16 keys and values: 768 bytes a cached token. The steps of a
-  // single sequence are at 201 .. 204 tokens; in a batch the earlier ones also decode on the way
-  // there.
+  // 3 layers of 2 KV heads of 32 f16 keys and values: 768 bytes a cached token. The steps are at
+  // 201 .. 204 tokens, of each sequence of a batch too.
   ASSERT_EQ(rows.size(), 2u);
-  EXPECT_EQ(rows[0].bytes_read.value() % 384, 0);
-  EXPECT_NEAR(static_cast<double>(rows[0].bytes_read.value()), 768 * 202.5, 768 * 3);
-  EXPECT_NEAR(static_cast<double>(rows[1].bytes_read.value()), 768 * 200, 768 * 12);
-  EXPECT_EQ(rows[1].bytes_read, rows[1].bytes_dense);
+  for (const BenchRow& row : rows) {
+    EXPECT_EQ(row.bytes_read.value(), 768 * 405 / 2);
+    EXPECT_EQ(row.bytes_read, row.bytes_dense);
+  }
+}
+
+TEST_F(BenchRunner, ComputesInProportionToTheBatch) {
+  int64_t n_rows = 0;
+  backbone_.on_attention_input = [&](int /*layer*/, int64_t n, int32_t /*position*/) {
+    n_rows += n;
+  };
+  BenchOptions options = SmallOptions();
+  options.prompts = {};
+  for (const int64_t depth : {0, 70, 96}) {
+    options.depths = {depth};
+    options.batches = {1};
+    n_rows = 0;
+    RunBench(subject_, options, kNoProgress);
+    const int64_t alone = n_rows;
+    options.batches = {8};
+    n_rows = 0;
+    RunBench(subject_, options, kNoProgress);
+    EXPECT_EQ(n_rows, 8 * alone) << depth;
+  }
 }
 
 TEST_F(BenchRunner, JsonHasEveryField) {
@@ -121,6 +140,14 @@ TEST_F(BenchRunner, RefusesWhatCannotBeMeasured) {
   options = SmallOptions();
   options.prompts = {512};
   EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("the context holds 512"));
+  options = SmallOptions();
+  // Neither is room made for these tokens nor a number too large for 64 bits.
+  options.depths = {400};
+  options.batches = {int64_t{1} << 30};
+  EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("MiB of KV memory"));
+  options.batches = {8};
+  options.engine.kv_bytes = 1 << 20;
+  EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("and there are 1: lower -b"));
   options = SmallOptions();
   options.arms = {"dens"};
   EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("dense"));

@@ -2,19 +2,15 @@
 //
 // Every row rotates over several layers, so that no cache holds what is read. Reads and attention
 // alternate; the ratio is that of the medians. `decode_attention_bench [--threads N] [--repetitions
-// N]`.
+// N] [--filter TEXT]`.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
-#include <span>
-#include <string>
 #include <vector>
 
+#include "bench/attention_bench.h"
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "kv/page_pool.h"
@@ -53,16 +49,14 @@ class Layers {
         pages_(static_cast<size_t>(c.n_layers)) {
     Rng rng(1);
     // Pages are copies of one: the values do not matter, only that all are normal numbers.
-    constexpr uint16_t kHalfOne =
-        0x3c00;  // 1.0 as f16; as bytes of an f32 or an int8, ordinary too
     std::vector<uint16_t> page(layout_.page_bytes / sizeof(uint16_t));
-    for (uint16_t& half : page) half = static_cast<uint16_t>(kHalfOne - rng.Below(1024));
+    for (uint16_t& half : page) half = OrdinaryHalf(rng);
     for (std::vector<PageId>& pages : pages_) {
       for (int64_t i = 0; i < layer_pages_; ++i) {
         pages.push_back(pool_.TryAllocate());
         std::memcpy(pool_.data(pages.back()), page.data(), layout_.page_bytes);
       }
-      for (size_t i = pages.size() - 1; i > 0; --i) std::swap(pages[i], pages[rng.Below(i + 1)]);
+      Shuffle(rng, pages);
     }
   }
 
@@ -85,23 +79,11 @@ class Layers {
   std::vector<std::vector<PageId>> pages_;
 };
 
-double Seconds(FunctionRef<void()> fn) {
-  const auto start = std::chrono::steady_clock::now();
-  fn();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
 void Run(ThreadPool& pool, const Case& c, int repetitions) {
   const Layers layers(c);
-  std::vector<float> q(static_cast<size_t>(c.query_heads * c.head_dim));
-  std::vector<float> out(q.size());
   Rng rng(2);
-  for (float& value : q) value = static_cast<float>(rng.Normal());
+  const std::vector<float> q = NormalValues(rng, int64_t{c.query_heads} * c.head_dim);
+  std::vector<float> out(q.size());
   const DecodeAttentionParams params{.query_heads = c.query_heads,
                                      .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim))};
   DecodeWorkspace workspace;
@@ -125,48 +107,30 @@ void Run(ThreadPool& pool, const Case& c, int repetitions) {
     }
   };
 
-  std::vector<double> read_seconds;
-  std::vector<double> attend_seconds;
-  for (int i = -1; i < repetitions; ++i) {
-    const double r = Seconds(read);
-    const double a = Seconds(attend);
-    if (i < 0) continue;  // the first round warms up
-    read_seconds.push_back(r);
-    attend_seconds.push_back(a);
-  }
-  const double r = Median(read_seconds);
-  const double a = Median(attend_seconds);
+  const auto [r, a] = AlternatingMedians(repetitions, read, attend);
   const auto bytes = static_cast<double>(layers.layout().TokenBytes(c.n_tokens)) * c.n_layers;
   fmt::print("{:<28} {:>5} {:>8.1f} {:>8.1f} {:>7.2f}\n", c.name, DTypeName(c.dtype),
              bytes / r * 1e-9, bytes / a * 1e-9, a / r);
+}
+
+void RunAll(ThreadPool& pool, const AttentionBenchFlags& flags) {
+  fmt::print("{:<28} {:>5} {:>8} {:>8} {:>7}\n", "shape", "KV", "read", "attend", "ratio");
+  fmt::print("{:<28} {:>5} {:>8} {:>8} {:>7}\n", "", "", "GB/s", "GB/s", "");
+  for (const DType dtype : {DType::kF16, DType::kQ8_0, DType::kF32}) {
+    for (const Case& c : {
+             Case{"H=32 K=8 D=128 S=32768", 32, 8, 128, 32768, 8, dtype},
+             Case{"H=9 K=3 D=64 S=7000", 9, 3, 64, 7000, 30, dtype},
+         }) {
+      if (flags.Chosen(c.name, dtype)) Run(pool, c, flags.repetitions);
+    }
+  }
 }
 
 }  // namespace
 }  // namespace winnow
 
 int main(int argc, char** argv) {
-  int n_threads = winnow::DefaultThreads();
-  int repetitions = 9;
-  std::string filter;
-  CLI::App app("Decode attention against a plain read of the same bytes by the same threads.");
-  app.add_option("--threads", n_threads, "threads");
-  app.add_option("--repetitions", repetitions, "timed rounds of each row");
-  app.add_option("--filter", filter, "only rows whose name or type contains this");
-  CLI11_PARSE(app, argc, argv);
-
-  using winnow::DType;
-  winnow::ThreadPool pool(n_threads);
-  fmt::print("{:<28} {:>5} {:>8} {:>8} {:>7}\n", "shape", "KV", "read", "attend", "ratio");
-  fmt::print("{:<28} {:>5} {:>8} {:>8} {:>7}\n", "", "", "GB/s", "GB/s", "");
-  for (DType dtype : {DType::kF16, DType::kQ8_0, DType::kF32}) {
-    for (const winnow::Case& c : {
-             winnow::Case{"H=32 K=8 D=128 S=32768", 32, 8, 128, 32768, 8, dtype},
-             winnow::Case{"H=9 K=3 D=64 S=7000", 9, 3, 64, 7000, 30, dtype},
-         }) {
-      const bool chosen = filter.empty() || std::string(c.name).find(filter) != std::string::npos ||
-                          filter == DTypeName(dtype);
-      if (chosen) winnow::Run(pool, c, repetitions);
-    }
-  }
-  return 0;
+  return winnow::AttentionBenchMain(
+      argc, argv, "Decode attention against a plain read of the same bytes by the same threads.",
+      winnow::RunAll);
 }

@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/ggml_dtype.h"
 #include "core/library_log.h"
 
 namespace winnow {
@@ -52,18 +53,6 @@ llama_flash_attn_type FlashType(PeerAttention attention) {
       return LLAMA_FLASH_ATTN_TYPE_DISABLED;
   }
   return LLAMA_FLASH_ATTN_TYPE_AUTO;
-}
-
-ggml_type KvType(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return GGML_TYPE_F32;
-    case DType::kF16:
-      return GGML_TYPE_F16;
-    case DType::kQ8_0:
-      return GGML_TYPE_Q8_0;
-  }
-  return GGML_TYPE_F16;
 }
 
 // A batch of llama.cpp's with room for `capacity` tokens of one sequence each.
@@ -214,8 +203,8 @@ PeerLlama::PeerLlama(PeerModel* model, const PeerOptions& options) {
   params.n_threads = impl_->model.n_threads;
   params.n_threads_batch = impl_->model.n_threads;
   params.flash_attn_type = FlashType(options.attention);
-  params.type_k = KvType(options.kv_dtype);
-  params.type_v = KvType(options.kv_dtype);
+  params.type_k = GgmlType(options.kv_dtype);
+  params.type_v = GgmlType(options.kv_dtype);
   params.kv_unified = options.kv_unified;
   params.swa_full = false;
   impl_->context.reset(llama_init_from_model(impl_->model.model.get(), params));

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "bench/kl.h"
 #include "bench/needle.h"
 #include "bench/peer_llama.h"
 #include "engine/engine.h"
+#include "eval/fidelity.h"
 #include "model/backbone.h"
 #include "testing/paths.h"
 

@@ -5,15 +5,13 @@
 // TEXT]`.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "bench/attention_bench.h"
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "ops/prefill_attention.h"
@@ -71,17 +69,6 @@ double WidestMultiplyAdds(float* sink) {
   return MultiplyAdds128(sink);
 }
 
-double Seconds(FunctionRef<void()> fn) {
-  const auto start = std::chrono::steady_clock::now();
-  fn();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
 // Pages in random order whose values are all ordinary numbers; which ones does not matter.
 struct Cache {
   explicit Cache(const Case& c)
@@ -89,14 +76,13 @@ struct Cache {
         n_tokens(c.depth + c.chunk),
         pages((n_tokens + layout.slots - 1) / layout.slots),
         memory(pages.size() * layout.page_bytes) {
-    constexpr uint16_t kHalfOne = 0x3c00;  // 1.0 as f16; ordinary as part of an f32 or an int8 too
     Rng rng(1);
     for (size_t i = 0; i + 1 < memory.size(); i += 2) {
-      const auto half = static_cast<uint16_t>(kHalfOne - rng.Below(1024));
+      const uint16_t half = OrdinaryHalf(rng);
       std::memcpy(memory.data() + i, &half, sizeof(half));
     }
     std::iota(pages.begin(), pages.end(), 0);
-    for (size_t i = pages.size() - 1; i > 0; --i) std::swap(pages[i], pages[rng.Below(i + 1)]);
+    Shuffle(rng, pages);
   }
   PagedKv View() const {
     return {.layout = &layout, .base = memory.data(), .pages = pages, .n_tokens = n_tokens};
@@ -108,12 +94,11 @@ struct Cache {
   AlignedBuffer<std::byte> memory;
 };
 
-void Run(ThreadPool& pool, const Case& c, int repetitions) {
+void Run(ThreadPool& pool, const Case& c, const std::string& name, int repetitions) {
   const Cache cache(c);
-  std::vector<float> q(static_cast<size_t>(c.chunk * c.query_heads * c.head_dim));
-  std::vector<float> out(q.size());
   Rng rng(2);
-  for (float& value : q) value = static_cast<float>(rng.Normal());
+  const std::vector<float> q = NormalValues(rng, c.chunk * c.query_heads * c.head_dim);
+  std::vector<float> out(q.size());
   const std::vector<int64_t> begin(static_cast<size_t>(c.chunk), 0);
   std::vector<int64_t> end(begin.size());
   std::iota(end.begin(), end.end(), c.depth + 1);
@@ -127,51 +112,43 @@ void Run(ThreadPool& pool, const Case& c, int repetitions) {
   std::vector<float> sinks(static_cast<size_t>(pool.size()));
   std::vector<double> peak_operations(sinks.size());
 
-  std::vector<double> peak_seconds;
-  std::vector<double> seconds;
-  for (int i = -1; i < repetitions; ++i) {
-    const double p = Seconds([&] {
-      pool.Run(
-          [&](int thread, int) { peak_operations[thread] = WidestMultiplyAdds(&sinks[thread]); });
-    });
-    const double s = Seconds([&] { PrefillAttention(pool, params, workspace, nullptr); });
-    if (i < 0) continue;  // the first round warms up
-    peak_seconds.push_back(p);
-    seconds.push_back(s);
-  }
+  const auto multiply_add = [&](int thread, int /*n_threads*/) {
+    peak_operations[thread] = WidestMultiplyAdds(&sinks[thread]);
+  };
+  const auto [peak_seconds, seconds] = AlternatingMedians(
+      repetitions, [&] { pool.Run(multiply_add); },
+      [&] { PrefillAttention(pool, params, workspace, nullptr); });
   const auto pairs = static_cast<double>(std::accumulate(end.begin(), end.end(), int64_t{0}));
   const double operations = 4.0 * c.query_heads * c.head_dim * pairs;
   const double peak =
-      std::accumulate(peak_operations.begin(), peak_operations.end(), 0.0) / Median(peak_seconds);
-  const double rate = operations / Median(seconds);
-  fmt::print("H={:<3} K={:<2} D={:<4} {:>6} {:>6} {:>5} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.2f}\n",
-             c.query_heads, c.kv_heads, c.head_dim, c.depth, c.chunk, DTypeName(c.dtype),
-             Median(seconds) * 1e3, rate * 1e-9, peak * 1e-9, rate / peak);
+      std::accumulate(peak_operations.begin(), peak_operations.end(), 0.0) / peak_seconds;
+  const double rate = operations / seconds;
+  fmt::print("{} {:>6} {:>6} {:>5} {:>9.2f} {:>9.1f} {:>9.1f} {:>8.2f}\n", name, c.depth, c.chunk,
+             DTypeName(c.dtype), seconds * 1e3, rate * 1e-9, peak * 1e-9, rate / peak);
+}
+
+void RunAll(ThreadPool& pool, const AttentionBenchFlags& flags) {
+  fmt::print("{:<17} {:>6} {:>6} {:>5} {:>9} {:>9} {:>9} {:>8}\n", "shape", "depth", "chunk", "KV",
+             "ms", "GFLOP/s", "peak", "of peak");
+  for (const DType dtype : {DType::kF16, DType::kQ8_0, DType::kF32}) {
+    for (const Case& c : {
+             Case{9, 3, 64, 0, 512, dtype},
+             Case{9, 3, 64, 2048, 512, dtype},
+             Case{9, 3, 64, 6288, 512, dtype},
+             Case{32, 8, 128, 6288, 512, dtype},
+         }) {
+      const std::string name =
+          fmt::format("H={:<3} K={:<2} D={:<4}", c.query_heads, c.kv_heads, c.head_dim);
+      if (flags.Chosen(name, dtype)) Run(pool, c, name, flags.repetitions);
+    }
+  }
 }
 
 }  // namespace
 }  // namespace winnow
 
 int main(int argc, char** argv) {
-  int n_threads = winnow::DefaultThreads();
-  int repetitions = 9;
-  std::string filter;
-  CLI::App app("Prefill attention against the peak of f32 multiply-adds on the same threads.");
-  app.add_option("--threads", n_threads, "threads");
-  app.add_option("--repetitions", repetitions, "timed rounds of each row");
-  app.add_option("--filter", filter, "only rows of this KV type");
-  CLI11_PARSE(app, argc, argv);
-
-  using winnow::DType;
-  winnow::ThreadPool pool(n_threads);
-  fmt::print("{:<17} {:>6} {:>6} {:>5} {:>9} {:>9} {:>9} {:>8}\n", "shape", "depth", "chunk", "KV",
-             "ms", "GFLOP/s", "peak", "of peak");
-  for (DType dtype : {DType::kF16, DType::kQ8_0, DType::kF32}) {
-    if (!filter.empty() && filter != winnow::DTypeName(dtype)) continue;
-    for (int64_t depth : {0, 2048, 6288}) {
-      winnow::Run(pool, {9, 3, 64, depth, 512, dtype}, repetitions);
-    }
-    winnow::Run(pool, {32, 8, 128, 6288, 512, dtype}, repetitions);
-  }
-  return 0;
+  return winnow::AttentionBenchMain(
+      argc, argv, "Prefill attention against the peak of f32 multiply-adds on the same threads.",
+      winnow::RunAll);
 }

@@ -9,9 +9,9 @@ import re
 import sys
 
 LAYERS = ["core", "model", "text", "kv", "ops", "policy", "attention", "ledger", "engine",
-          "server", "cli"]
+          "eval", "server", "cli"]
 # Above the engine and below what people run.
-BESIDE = {"bench": LAYERS.index("engine"), "testing": LAYERS.index("engine")}
+BESIDE = {"bench": LAYERS.index("eval"), "testing": LAYERS.index("engine")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 LLAMA = re.compile(r"^(ggml|gguf|llama)[\w.-]*\.h$")
 MAY_SEE_LLAMA = re.compile(r"^(src/(core|model|text)/|src/ops/\w+_cpu(\.cc|-inl\.h)$|src/engine/sampler|"

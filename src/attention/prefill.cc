@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "ops/kv_store.h"
+#include "ops/page_planes.h"
 
 namespace winnow {
 
@@ -40,6 +41,7 @@ void PrefillPipeline::Run(const PrefillQuantum& quantum, StageSeconds* seconds,
       Throw(ErrorKind::kResource, "the page pool is full");
     }
     StoreKv(quantum.kv, quantum.layer, first_token, qkv.k, qkv.v);
+    UpdatePlanes(*pool_, quantum.kv, quantum.layer, first_token, first_token + n_tokens);
   }
   const int64_t n_outputs = n_tokens - quantum.first_output;
   if (n_outputs > 0) {

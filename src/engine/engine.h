@@ -13,6 +13,7 @@
 #include "core/dtype.h"
 #include "core/parallel.h"
 #include "engine/request.h"
+#include "kv/page_layout.h"
 #include "model/backbone.h"
 #include "text/tokenizer.h"
 
@@ -26,6 +27,7 @@ struct EngineOptions {
   int64_t prefill_chunk = 512;  // tokens of a quantum
   int max_batch = 16;           // sequences that decode together
   bool prefix_reuse = true;
+  PlaneSet planes;  // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
 };
 
 class Engine {
@@ -41,7 +43,7 @@ class Engine {
   // Error(kInput) if the prompt leaves no room for an answer in the context (both lengths, and what
   // to do; an answer that reaches the end of the context ends there, kContextFull);
   // Error(kResource) if its KV can never fit the pool (what would fit); Error(kUsage) for a bad arm
-  // or sampling parameter.
+  // or sampling parameter, and for an arm whose planes the pages do not keep.
   RequestId Submit(Request request);
 
   // Ends a request at the next quantum; what it has generated is kept. Unknown ids are ignored.
@@ -49,6 +51,11 @@ class Engine {
 
   // One step. False if there was nothing to do.
   bool Step();
+
+  // The same, but decoding sequences wait: with it a batch is brought to one depth, each sequence
+  // to its first token, before all decode together (benchmarks). False also if no waiting sequence
+  // can be admitted before another one ends.
+  bool StepPrefill();
 
   // The result of a finished request, once.
   std::optional<RequestResult> TakeResult(RequestId id);

@@ -223,6 +223,43 @@ TEST_F(EngineTest, RepeatPenaltyAlsoActsOnGreedySampling) {
   EXPECT_GT(distinct(run(100.0f)), distinct(run(1.0f)));
 }
 
+TEST_F(EngineTest, ForcedTokensPassTheirDecodeSteps) {
+  Engine engine(&backbone_, nullptr, &pool_, Exact());
+  const std::vector<TokenId> prompt = RandomTokens(70, 3);
+  const std::vector<TokenId> forced = {5, 5, 100, 0, 41};
+  Generated out;
+  Request request = Recording(prompt, 8, &out);
+  request.forced_tokens = forced;
+  out.result = engine.Run(std::move(request));
+  ASSERT_EQ(out.result.tokens.size(), 8u);
+  EXPECT_TRUE(std::equal(forced.begin(), forced.end(), out.result.tokens.begin()));
+  EXPECT_EQ(out.result.ledger.decode.tokens, 7);  // the first token needs no decode step
+  std::vector<TokenId> all = prompt;
+  all.insert(all.end(), out.result.tokens.begin(), out.result.tokens.end());
+  const auto expected = FakeLogits(&backbone_, all);
+  for (size_t i = 0; i < out.logits.size(); ++i) ExpectNear(out.logits[i], expected[69 + i]);
+  // Behind the forced ones the model goes on by itself, from its own logits.
+  for (size_t i = forced.size(); i < 8; ++i) {
+    const auto& row = out.logits[i];
+    EXPECT_EQ(out.result.tokens[i], std::max_element(row.begin(), row.end()) - row.begin());
+  }
+  // Penalties look back on them as well: of all tokens only one was not there yet.
+  Request penalised;
+  penalised.tokens = {1, 2};
+  for (TokenId token = 0; token < 101; ++token) {
+    if (token != 17) penalised.forced_tokens.push_back(token);
+  }
+  penalised.sampling.presence_penalty = 1000;
+  penalised.sampling.penalty_last_n = -1;
+  penalised.max_new_tokens = 101;
+  EXPECT_EQ(engine.Run(std::move(penalised)).tokens.back(), 17);
+
+  Request outside;
+  outside.tokens = prompt;
+  outside.forced_tokens = {101};
+  EXPECT_THROW(engine.Submit(std::move(outside)), Error);
+}
+
 TEST_F(EngineTest, MemoryAdmitsOneAfterTheOtherAndAllFinish) {
   EngineOptions options = Exact();
   const PageLayout layout(2, 32, 32, DType::kF32);

@@ -56,6 +56,9 @@ struct Request {
   SamplingParams sampling;
   std::vector<std::string> stop;
   bool ignore_end_tokens = false;  // benchmarks
+  // The first generated tokens are these instead of drawn ones (teacher forcing): each passes its
+  // own decode step, and on_logits sees the logits that it would have been drawn from.
+  std::vector<TokenId> forced_tokens;
   std::string arm = "auto";
 
   // All are called from within Engine::Step, on its thread; each may be empty. They may call

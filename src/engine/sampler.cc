@@ -61,6 +61,10 @@ Sampler::Sampler(const SamplingParams& params, int n_vocab, int max_tokens,
   for (TokenId token : prompt) llama_sampler_accept(chain_.get(), token);
 }
 
+void Sampler::Accept(TokenId token) {
+  if (chain_ != nullptr) llama_sampler_accept(chain_.get(), token);
+}
+
 TokenId Sampler::Sample(std::span<const float> logits) {
   WINNOW_CHECK(static_cast<int>(logits.size()) == n_vocab_);
   if (chain_ == nullptr) {

@@ -21,6 +21,8 @@ class Sampler {
 
   // The next token from logits [V]. Greedy: the largest, ties to the lower id.
   TokenId Sample(std::span<const float> logits);
+  // Notes a token that came from elsewhere, for the penalties.
+  void Accept(TokenId token);
 
  private:
   struct Free {

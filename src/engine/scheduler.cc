@@ -19,7 +19,7 @@ StepPlan PlanStep(std::span<const SequenceStatus> sequences, const StepLimits& l
   for (int i = 0; i < static_cast<int>(sequences.size()); ++i) {
     const SequenceStatus& s = sequences[i];
     if (s.phase == Phase::kDecode) {
-      plan.decode.push_back(i);
+      if (limits.decode) plan.decode.push_back(i);
       continue;
     }
     if (s.phase == Phase::kWaiting) {

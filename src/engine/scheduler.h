@@ -24,6 +24,7 @@ struct StepLimits {
   int64_t capacity_pages = 0;
   int max_batch = 1;            // sequences that are admitted at a time, and so decode together
   int64_t prefill_chunk = 512;  // tokens of a quantum
+  bool decode = true;           // false: those that decode wait
 };
 
 struct PlannedQuantum {

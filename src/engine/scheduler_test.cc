@@ -57,6 +57,15 @@ TEST(PlanStep, MixesDecodeWithOneQuantumOfTheFirstPrefill) {
   EXPECT_EQ(plan.prefill[0].end, 700);
 }
 
+TEST(PlanStep, LetsDecodingSequencesWait) {
+  const SequenceStatus prefill{.phase = Phase::kPrefill, .worst_case_pages = 1, .n_prompt = 40};
+  const SequenceStatus sequences[] = {Decoding(1), prefill};
+  const StepPlan plan =
+      PlanStep(sequences, {.capacity_pages = 10, .max_batch = 8, .decode = false});
+  EXPECT_THAT(plan.decode, IsEmpty());
+  EXPECT_EQ(plan.prefill.size(), 1u);
+}
+
 TEST(WorstCasePages, LocalLayersHoldTheirWindowOnly) {
   ModelConfig config;
   config.context_length = 100000;

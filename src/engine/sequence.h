@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,9 @@ struct Sequence {
   RequestId id;
   Request request;
   Arm arm;
+  DecodePolicy* policy = nullptr;  // null: dense
+  // Tokens from here on passed layers below under the arm, not densely.
+  int64_t sparse_from = std::numeric_limits<int64_t>::max();
   SequenceKv kv;
   Sampler sampler;
   TextStream stream;

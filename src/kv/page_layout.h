@@ -86,8 +86,11 @@ struct PageLayout {
 
   size_t KeyOffset(int head) const { return 2 * static_cast<size_t>(head) * block_bytes; }
   size_t ValueOffset(int head) const { return KeyOffset(head) + block_bytes; }
+  // A page with its planes.
+  int64_t TotalBytes() const { return static_cast<int64_t>(page_bytes + side_bytes); }
   // Bytes of keys and values that `n` tokens take in all heads (no padding).
-  int64_t TokenBytes(int64_t n) const { return n * 2 * kv_heads * static_cast<int64_t>(row_bytes); }
+  int64_t TokenBytes(int64_t n) const { return kv_heads * HeadBytes(n); }
+  int64_t HeadBytes(int64_t n) const { return n * 2 * static_cast<int64_t>(row_bytes); }
   bool operator==(const PageLayout&) const = default;
 
   std::array<size_t, kPlanes> plane_offset{};

@@ -27,6 +27,11 @@ class PrefixCache {
   static Hash128 PageHash(const Hash128& previous, std::span<const int32_t> tokens,
                           std::span<const int32_t> positions, uint64_t arm_fingerprint);
 
+  // How many pages Adopt would reuse.
+  int64_t Match(std::span<const Hash128> hashes, int64_t max_pages) const {
+    return LongestUsableRun(hashes, max_pages);
+  }
+
   // Adopts into the empty `kv` the longest resident run of `hashes` (one per full page of the
   // prompt), at most `max_pages`, such that every global layer has all its pages and every local
   // layer those its window still needs. Returns the number of pages reused.

@@ -66,10 +66,16 @@ class DecodeCall {
     // Release our state, acquire those of the others.
     const int64_t i = QueryOf(index);
     std::atomic_ref<int32_t> pending(workspace_.pending[i * kv_heads_ + task.head]);
-    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) Finish(i, task.head);
+    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      Finish(i, task.head - queries_[i].first_head);
+    }
   }
 
  private:
+  int HeadsOf(const DecodeQuery& query) const {
+    return query.n_heads == 0 ? kv_heads_ : query.n_heads;
+  }
+
   // Checks query i, scales and pads it, and counts its tasks.
   void Prepare(int64_t i, float scale) {
     const DecodeQuery& query = queries_[i];
@@ -79,14 +85,18 @@ class DecodeCall {
                  layout.head_dim);
     WINNOW_CHECK(0 <= query.begin && query.begin <= query.end && query.end <= query.kv.n_tokens,
                  "tokens [{}, {}) of {}", query.begin, query.end, query.kv.n_tokens);
+    const int n_heads = HeadsOf(query);
+    WINNOW_CHECK(0 <= query.first_head && query.first_head + n_heads <= kv_heads_,
+                 "KV heads [{}, {}) of {}", query.first_head, query.first_head + n_heads,
+                 kv_heads_);
     float* to = workspace_.q.data() + i * query_heads_ * row_floats_;
     const float* from = query.q;
-    for (int head = 0; head < query_heads_; ++head, to += row_floats_, from += dim_) {
+    for (int head = 0; head < n_heads * group_; ++head, to += row_floats_, from += dim_) {
       for (int64_t d = 0; d < dim_; ++d) to[d] = scale * from[d];
       std::fill(to + dim_, to + row_floats_, 0.0f);
     }
     const int64_t n_splits = SplitCount(query);
-    workspace_.first_task[i + 1] = workspace_.first_task[i] + n_splits * kv_heads_;
+    workspace_.first_task[i + 1] = workspace_.first_task[i] + n_splits * n_heads;
     std::fill_n(workspace_.pending.data() + i * kv_heads_, kv_heads_,
                 static_cast<int32_t>(n_splits));
   }
@@ -100,11 +110,12 @@ class DecodeCall {
     const int64_t i = QueryOf(index);
     const DecodeQuery& query = queries_[i];
     const int64_t of_query = index - workspace_.first_task[i];
-    const int64_t split = FirstSplit(query) + of_query / kv_heads_;
-    const auto head = static_cast<int>(of_query % kv_heads_);
+    const int n_heads = HeadsOf(query);
+    const int64_t split = FirstSplit(query) + of_query / n_heads;
+    const auto head = static_cast<int>(of_query % n_heads);
     float* state = State(index);
     return {.kv = &query.kv,
-            .head = head,
+            .head = query.first_head + head,
             .begin = std::max(query.begin, split * kDecodeSplitTokens),
             .end = std::min(query.end, (split + 1) * kDecodeSplitTokens),
             .group_heads = group_,
@@ -120,7 +131,8 @@ class DecodeCall {
 
   float* State(int64_t task) const { return workspace_.states.data() + task * state_floats_; }
 
-  // Merges the splits of one KV head's query heads into the caller's tensors.
+  // Merges the splits of one KV head's query heads into the caller's tensors; `head` counts from
+  // the query's first.
   void Finish(int64_t i, int head) const {
     const DecodeQuery& query = queries_[i];
     const int64_t first = workspace_.first_task[i] + head;
@@ -129,8 +141,8 @@ class DecodeCall {
       float* out = query.out + query_head * dim_;
       std::copy_n(State(first) + r * row_floats_, dim_, out);
       float log_mass = State(first)[group_ * row_floats_ + r];
-      for (int64_t task = first + kv_heads_; task < workspace_.first_task[i + 1];
-           task += kv_heads_) {
+      for (int64_t task = first + HeadsOf(query); task < workspace_.first_task[i + 1];
+           task += HeadsOf(query)) {
         MergeAttentionState(out, &log_mass, State(task) + r * row_floats_,
                             State(task)[group_ * row_floats_ + r], dim_);
       }
@@ -158,7 +170,8 @@ void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
   int64_t tokens = 0;
   for (const DecodeQuery& query : queries) {
     tokens += query.end - query.begin;
-    bytes += query.kv.layout->TokenBytes(query.end - query.begin);
+    bytes += query.kv.layout->HeadBytes(query.end - query.begin) *
+             (query.n_heads == 0 ? query.kv.layout->kv_heads : query.n_heads);
   }
   const DecodeCall call(queries, params, workspace);
   if (bytes <= kInlineBytes) {

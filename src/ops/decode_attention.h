@@ -15,7 +15,11 @@ namespace winnow {
 struct DecodeQuery {
   const float* q = nullptr;  // [H, D], not yet scaled
   PagedKv kv;                // keys and values of one layer of one sequence, K heads
-  int64_t begin = 0;         // attends to tokens [begin, end) of kv; begin > 0 for local layers
+  // KV heads [first_head, first_head + n_heads) only: q, out and log_mass then hold just their
+  // query heads. 0 heads: all. So each KV head may have pages of its own.
+  int first_head = 0;
+  int n_heads = 0;
+  int64_t begin = 0;  // attends to tokens [begin, end) of kv; begin > 0 for local layers
   int64_t end = 0;
   float* out = nullptr;       // [H, D]
   float* log_mass = nullptr;  // [H], or null

@@ -169,6 +169,29 @@ void ExpectMatchesReference(const Shape& shape, const Cache& cache, const std::v
   }
 }
 
+TEST(DecodeAttention, KvHeadsOfTheirOwnGiveTheSameBitsAsAllTogether) {
+  const Shape shape{.query_heads = 12, .kv_heads = 4, .head_dim = 64, .slots = 32};
+  const Cache cache(shape, 1000, 3);
+  const std::vector<float> q = RandomQuery(shape, 4);
+  ThreadPool pool(2);
+  const Result whole = Attend(pool, shape, cache, q, {{0, 1000}})[0];
+  Result parts{.out = std::vector<float>(q.size(), kNaN), .log_mass = std::vector<float>(12, kNaN)};
+  std::vector<DecodeQuery> queries;
+  for (const auto& [first, n] : std::vector<std::pair<int, int>>{{0, 1}, {1, 2}, {3, 1}}) {
+    queries.push_back({.q = q.data() + static_cast<int64_t>(first) * 3 * 64,
+                       .kv = cache.View(),
+                       .first_head = first,
+                       .n_heads = n,
+                       .begin = 0,
+                       .end = 1000,
+                       .out = parts.out.data() + static_cast<int64_t>(first) * 3 * 64,
+                       .log_mass = parts.log_mass.data() + static_cast<int64_t>(first) * 3});
+  }
+  DecodeWorkspace workspace;
+  DecodeAttention(pool, queries, {.query_heads = 12, .scale = Scale(shape)}, workspace, nullptr);
+  EXPECT_EQ(parts, whole);
+}
+
 TEST(DecodeAttention, MatchesTheReferenceOverShapesAndTypes) {
   ThreadPool pool(2);
   std::vector<Shape> shapes;

@@ -1,7 +1,5 @@
 #include "ops/page_planes.h"
 
-#include <ggml.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,10 +23,18 @@ uint16_t StepF16(uint16_t bits, bool up) {
   return static_cast<uint16_t>(negative == up ? bits - 1 : bits + 1);
 }
 
+float FromF16(uint16_t bits) {
+  float value;
+  LoadRowCpu(DType::kF16, reinterpret_cast<const std::byte*>(&bits), 1, &value);
+  return value;
+}
+
 // Nearest f16 on one side of `x`.
 uint16_t RoundF16(double x, bool up) {
-  const uint16_t bits = ggml_fp32_to_fp16(static_cast<float>(x));
-  const auto value = static_cast<double>(ggml_fp16_to_fp32(bits));
+  const auto nearest = static_cast<float>(x);
+  uint16_t bits;
+  StoreRowCpu(DType::kF16, &nearest, 1, reinterpret_cast<std::byte*>(&bits));
+  const auto value = static_cast<double>(FromF16(bits));
   return (up ? value < x : value > x) ? StepF16(bits, up) : bits;
 }
 
@@ -75,9 +81,9 @@ void SketchChannel(const PageLayout& layout, const float* values, int bits, bool
   }
   constexpr uint16_t kNan = 0x7e00;
   const uint16_t minimum = finite ? RoundF16(low, false) : kNan;
-  const auto base = static_cast<double>(ggml_fp16_to_fp32(minimum));
+  const auto base = static_cast<double>(FromF16(minimum));
   const uint16_t step = finite ? RoundF16((high - base) / max_code, true) : kNan;
-  const auto unit = static_cast<double>(ggml_fp16_to_fp32(step));
+  const auto unit = static_cast<double>(FromF16(step));
   std::memcpy(plane + 2 * channel, &minimum, sizeof(minimum));
   std::memcpy(plane + 2 * (format.dim + channel), &step, sizeof(step));
   if (!finite) {
@@ -257,7 +263,7 @@ void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, b
     const CodePlace place = PlaceOf(layout, bits, keys, slot, c);
     const auto byte = static_cast<uint8_t>(plane[format.code_offset + place.byte]);
     const int code = byte >> place.shift & ((1 << bits) - 1);
-    row[c] = ggml_fp16_to_fp32(minimum) + ggml_fp16_to_fp32(step) * static_cast<float>(code);
+    row[c] = FromF16(minimum) + FromF16(step) * static_cast<float>(code);
   }
 }
 

@@ -163,19 +163,19 @@ HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, floa
 }
 
 template <int kBits, size_t kHeads>
-void ScanHeads(const SketchScanTask& task, size_t first_head) {
+void ScanHeads(const PageScanTask& task, Plane plane_kind, const SketchFormat& format,
+               size_t first_head) {
   const PagedKv& kv = *task.kv;
   const PageMasses& masses = task.masses;
-  const SketchFormat& format = *task.format;
   const auto slots = static_cast<size_t>(kv.layout->slots);
   const auto stride = static_cast<size_t>(masses.stride);
   PageFactors<kHeads> factors;
   alignas(64) float scores[kHeads * kSlotStride];
   for (int64_t p = task.begin_page; p < task.end_page; ++p) {
-    const std::byte* plane = kv.PlaneOf(task.plane, p, task.head);
+    const std::byte* plane = kv.PlaneOf(plane_kind, p, task.head);
     if (p + 1 < task.end_page) {
       // The hardware follows one page's bytes; the jump to the next is told to it ahead.
-      const std::byte* next = kv.PlaneOf(task.plane, p + 1, task.head);
+      const std::byte* next = kv.PlaneOf(plane_kind, p + 1, task.head);
       for (size_t b = 0; b < format.scan_bytes(); b += 64) __builtin_prefetch(next + b, 0, 2);
     }
     const Page page{plane, plane + 2 * format.dim, plane + format.code_offset};
@@ -190,34 +190,34 @@ void ScanHeads(const SketchScanTask& task, size_t first_head) {
 }
 
 template <int kBits>
-void ScanBlocks(const SketchScanTask& task) {
+void ScanBlocks(const PageScanTask& task, Plane plane, const SketchFormat& format) {
   const auto n_heads = static_cast<size_t>(task.group_heads);
   for (size_t first = 0; first < n_heads; first += kMaxScanHeads) {
     switch (std::min(n_heads - first, kMaxScanHeads)) {
       case 1:
-        ScanHeads<kBits, 1>(task, first);
+        ScanHeads<kBits, 1>(task, plane, format, first);
         break;
       case 2:
-        ScanHeads<kBits, 2>(task, first);
+        ScanHeads<kBits, 2>(task, plane, format, first);
         break;
       case 3:
-        ScanHeads<kBits, 3>(task, first);
+        ScanHeads<kBits, 3>(task, plane, format, first);
         break;
       default:
-        ScanHeads<kBits, 4>(task, first);
+        ScanHeads<kBits, 4>(task, plane, format, first);
     }
   }
 }
 
-void ScanTask(const SketchScanTask& task) {
-  WINNOW_CHECK(task.format->dim <= kMaxScanDim, "heads of {} dimensions", task.format->dim);
-  switch (task.format->bits) {
+void ScanTask(const PageScanTask& task, Plane plane, const SketchFormat& format) {
+  WINNOW_CHECK(format.dim <= kMaxScanDim, "heads of {} dimensions", format.dim);
+  switch (format.bits) {
     case 2:
-      return ScanBlocks<2>(task);
+      return ScanBlocks<2>(task, plane, format);
     case 4:
-      return ScanBlocks<4>(task);
+      return ScanBlocks<4>(task, plane, format);
     default:
-      return ScanBlocks<8>(task);
+      return ScanBlocks<8>(task, plane, format);
   }
 }
 
@@ -230,7 +230,9 @@ namespace winnow {
 
 HWY_EXPORT(ScanTask);
 
-void SketchScanCpu(const SketchScanTask& task) { HWY_DYNAMIC_DISPATCH(ScanTask)(task); }
+void SketchScanCpu(const PageScanTask& task, Plane plane, const SketchFormat& format) {
+  HWY_DYNAMIC_DISPATCH(ScanTask)(task, plane, format);
+}
 
 }  // namespace winnow
 #endif  // HWY_ONCE

@@ -1,26 +1,11 @@
-// The CPU kernel of the sketch scan: one KV head over a run of pages.
+// The CPU kernel of the sketch scan.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "ops/page_planes.h"
-#include "ops/sketch_scan.h"
+#include "ops/page_scan.h"
 
 namespace winnow {
 
-struct SketchScanTask {
-  const PagedKv* kv = nullptr;
-  const SketchFormat* format = nullptr;
-  Plane plane = Plane::kKeys4;
-  int head = 0;  // KV head
-  int64_t begin_page = 0;
-  int64_t end_page = 0;
-  int group_heads = 0;       // R
-  const float* q = nullptr;  // [R, P], scaled, padding zero
-  PageMasses masses;         // of this KV head's R query heads
-};
-
-void SketchScanCpu(const SketchScanTask& task);
+void SketchScanCpu(const PageScanTask& task, Plane plane, const SketchFormat& format);
 
 }  // namespace winnow

@@ -88,8 +88,8 @@ struct Masses {
 
 Masses Scan(Context& context, int bits, bool with_weights) {
   Masses masses(context, with_weights);
-  SketchWorkspace workspace;
-  const SketchScanQuery query{
+  PageScanWorkspace workspace;
+  const PageScanQuery query{
       .q = context.q_.data(), .kv = context.View(), .masses = masses.View(context.n_full())};
   SketchScan(context.threads_, std::span(&query, 1),
              {.query_heads = context.query_heads(), .scale = kScale}, bits, workspace, nullptr);

@@ -79,11 +79,7 @@ class ValuesCall {
   }
   int64_t FirstQueryHead(int64_t h) const { return h % layout_.kv_heads * group_; }
   PageMasses MassesOf(int64_t h) const {
-    PageMasses masses = QueryOf(h).masses;
-    masses.max += FirstQueryHead(h) * masses.stride;
-    masses.sum += FirstQueryHead(h) * masses.stride;
-    masses.weights += FirstQueryHead(h) * masses.stride * layout_.slots;
-    return masses;
+    return QueryOf(h).masses.From(FirstQueryHead(h), layout_.slots);
   }
 
   // Counts the tasks of KV head h, finds its references, and writes the state of no page.

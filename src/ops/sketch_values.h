@@ -9,7 +9,7 @@
 #include "core/tensor_view.h"
 #include "kv/sequence_kv.h"
 #include "ops/decode_attention.h"
-#include "ops/sketch_scan.h"
+#include "ops/page_scan.h"
 
 namespace winnow {
 

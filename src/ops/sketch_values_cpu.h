@@ -5,7 +5,7 @@
 #include <span>
 
 #include "ops/page_planes.h"
-#include "ops/sketch_scan.h"
+#include "ops/page_scan.h"
 
 namespace winnow {
 

@@ -1,30 +1,37 @@
 // An arm says how a request reads its context: "dense", "auto", or policies by name with
-// parameters. The same string everywhere: command line, JSON, plots.
+// parameters, such as "select=sketch,bits=4,budget=256,residual=sketch". The same string
+// everywhere: command line, JSON, plots.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "policy/decode_policy.h"
 
 namespace winnow {
 
 struct Arm {
   std::string text;      // as given
-  std::string resolved;  // what runs: "auto" resolves to "dense" while no policy is installed
-  // Part of the prefix hash: pages written under different fingerprints are never mixed. 0 is
-  // dense.
+  std::string resolved;  // what runs, with every parameter
+  // Part of the prefix hash of what sparse decode wrote. 0 is dense.
   uint64_t fingerprint = 0;
 };
 
-// Throws Error(kUsage) for an unknown arm, policy or key, offering the nearest known name.
+// Commas join policies and their parameters; a key belongs to the policy named before it:
+// select=sketch,bits=4,residual=sketch,bits=2. Throws Error(kUsage) for an unknown arm, policy or
+// key, offering the nearest known name, for values out of range and for contradictions.
 Arm ParseArm(std::string_view text);
+
+// The policies of an arm; null for dense. Throws as ParseArm.
+std::unique_ptr<DecodePolicy> MakeDecodePolicy(std::string_view text);
+
+// What an engine's pages have to keep for these arms. Throws as ParseArm.
+PlaneSet ArmPlanes(const std::vector<std::string>& arms);
 
 // The names that ParseArm knows, for help texts.
 std::vector<std::string> KnownArms();
-
-// The candidate with the smallest edit distance to `name`, or "" if none is near (more than a third
-// of its letters differ).
-std::string NearestName(std::string_view name, const std::vector<std::string>& candidates);
 
 }  // namespace winnow

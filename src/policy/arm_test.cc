@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "policy/nearest_name.h"
 
 namespace winnow {
 namespace {

@@ -9,12 +9,14 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "testing/expect_error.h"
 #include "text/vocabularies_test.h"
 
 namespace winnow {
 namespace {
 
 using ::testing::HasSubstr;
+using winnow::testing::ExpectInputError;
 using winnow::testing::SharedTokenizer;
 
 constexpr char kChatMl[] = "chatml";
@@ -276,17 +278,6 @@ TEST(BuildPrompt, PlainCompletionHasTheSameTextWithoutTemplate) {
   EXPECT_FALSE(prompt.used_chat_template);
   EXPECT_EQ(TextOf(*tokenizer, prompt),
             "<|begin_of_text|>Document: a.txt\nShips sail.\n\nThe ships ");
-}
-
-template <typename F>
-void ExpectInputError(const F& f, const std::string& part) {
-  try {
-    f();
-    ADD_FAILURE() << "nothing was thrown; expected: " << part;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    EXPECT_THAT(error.what(), HasSubstr(part));
-  }
 }
 
 TEST(BuildPrompt, BadInput) {

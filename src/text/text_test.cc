@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "testing/expect_error.h"
 #include "testing/paths.h"
 #include "text/document.h"
 #include "text/read_file.h"
@@ -24,25 +25,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using winnow::testing::ExpectInputError;
 using winnow::testing::SharedTokenizer;
 using winnow::testing::TemporaryFolder;
 
 void Write(const fs::path& path, const std::string& bytes) {
   fs::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary) << bytes;
-}
-
-template <typename F>
-void ExpectInputError(const F& f, const std::string& part) {
-  try {
-    f();
-    ADD_FAILURE() << "nothing was thrown; expected: " << part;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
-    EXPECT_THAT(error.what(), HasSubstr(part));
-  }
 }
 
 TEST(Utf8, FindsTheFirstInvalidByte) {

@@ -1,0 +1,97 @@
+// The state of an Engine and the parts of a step, for the files that implement them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "attention/decode.h"
+#include "attention/prefill.h"
+#include "core/memory.h"
+#include "engine/engine.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "kv/page_layout.h"
+#include "kv/page_pool.h"
+#include "kv/prefix_cache.h"
+
+namespace winnow {
+
+struct Engine::Impl {
+  Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadPool* threads,
+       const EngineOptions& options_in);
+
+  // engine_limits.cc: what the options and the memory allow, and which requests fit.
+  int64_t ResolveContext() const;
+  int64_t ResolveCapacity() const;
+  int64_t WorstCase(int64_t n_tokens) const {
+    return WorstCasePages(config, n_tokens, layout.slots, options.prefill_chunk);
+  }
+  void ValidateRequest(const Request& request) const;
+  // The longest that the request can become.
+  int64_t TotalTokens(const Request& request) const {
+    const auto n_prompt = static_cast<int64_t>(request.tokens.size());
+    return n_prompt + std::min(request.max_new_tokens, context_tokens - n_prompt);
+  }
+
+  // engine_prefill.cc
+  void StartPrefill(Sequence* sequence);
+  void PreferOwnPages(Sequence* sequence, int64_t reusable);
+  void RunQuantum(Sequence* sequence, const PlannedQuantum& quantum);
+  void FinishPrefill(Sequence* sequence);
+  void EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t end);
+  void ReportProgress(const Sequence& sequence) const;
+
+  // engine_decode.cc
+  void RunDecode(const std::vector<Sequence*>& batch);
+  void DecodeBatch(const std::vector<Sequence*>& batch);
+  void TakeToken(Sequence* sequence, std::span<const float> row_logits);
+
+  // engine.cc
+  bool Step(bool decode);
+  void ApplyCancellations();
+  void Admit(Sequence* sequence);
+  // Admission promised these pages; resident prefixes may have to give way.
+  void EvictFor(int64_t needed_pages) {
+    if (needed_pages > pages.free_pages()) prefixes.Evict(needed_pages - pages.free_pages());
+  }
+  // The policies of an arm; null for dense. Throws Error(kUsage) as Submit does.
+  DecodePolicy* PolicyOf(const Arm& arm);
+  void HashPages(Sequence* sequence, int64_t n_tokens);
+  void RememberPrefix(Sequence* sequence, int64_t n_tokens);
+  void Finish(Sequence* sequence, FinishReason reason);
+  // Inside a catch block: the request fails with the exception's message.
+  void Fail(Sequence* sequence, const std::exception& error);
+
+  Backbone* backbone;
+  const ModelConfig& config;
+  const Tokenizer* tokenizer;
+  EngineOptions options;
+  PageLayout layout;
+  int64_t context_tokens;
+  PagePool pages;
+  PrefixCache prefixes;
+  PrefillPipeline prefill;
+  DecodePipeline decode;
+  std::map<std::string, std::unique_ptr<DecodePolicy>> policies;  // by what the arm resolves to
+
+  std::list<Sequence> sequences;  // in order of submission
+  std::vector<RequestResult> results;
+  RequestId next_id = 1;
+  bool stepping = false;
+  AlignedBuffer<float> batch_hidden;  // [B, E]
+  AlignedBuffer<float> logits;        // [B, V]
+
+  std::mutex cancel_mutex;
+  std::unordered_set<RequestId> cancelled;
+};
+
+}  // namespace winnow

@@ -1,0 +1,23 @@
+// The policies of one arm for decode, made once an arm and engine.
+#pragma once
+
+#include <memory>
+
+#include "policy/residual/residual.h"
+#include "policy/select/read_rule.h"
+#include "policy/select/selector.h"
+
+namespace winnow {
+
+struct DecodePolicy {
+  ReadRule rule;
+  std::unique_ptr<Selector> selector;
+  std::unique_ptr<ResidualEstimator> residual;  // null: what is not read is dropped
+  bool certify = true;                          // write down the unread mass
+
+  // What the pages have to keep.
+  PlaneSet planes() const;
+  bool wants_weights() const { return residual != nullptr && residual->weight_bits() > 0; }
+};
+
+}  // namespace winnow

@@ -1,0 +1,52 @@
+// The rule by which a step reads pages exactly: some always, of the others the best.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "policy/params.h"
+
+namespace winnow {
+
+struct ReadRule {
+  int64_t budget = 256;  // routed tokens, on top of those always read
+  double mass = 0;       // > 0: instead of the budget, the smallest set with this estimated share
+  int64_t floor = 0;     // tokens; with `mass`
+  int64_t cap = 0;       // tokens; with `mass`; 0: none
+  double tolerance = 1;  // estimated unread share above which the step widens
+  int64_t sinks = 4;     // tokens always read: the first,
+  int64_t recent = 64;   // the last,
+  int64_t gen_exact = 1024;  // and generated ones, so many at most
+  int dense_layers = 2;      // the first layers are read in full
+
+  // Reads the parameters of a `select=` policy. Throws Error(kUsage), also for contradictions.
+  static ReadRule FromParams(Params& params, bool sparse_everywhere);
+};
+
+// Pages [begin, end) of a layer that may be left unread.
+struct MiddlePages {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+// The last `n_generated` of `n_tokens` follow the prompt.
+MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generated, int slots);
+
+struct PageChoice {
+  std::vector<int32_t> read;       // of the middle, ascending
+  std::vector<int32_t> unread;     // the others of the middle, ascending
+  int widened = 0;                 // times that the set was doubled
+  bool all_for_tolerance = false;  // widening did not do: everything is read
+  bool not_finite = false;         // a share is not finite: everything is read
+};
+
+// Chooses by pooled shares [n_pages], the sum over `group` query heads of each page's share of its
+// head's mass. Ties go to the lower page.
+void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group, int slots,
+                 MiddlePages middle, PageChoice* choice);
+
+// Of `pages`, those to estimate: all but the smallest whose pooled shares add up to at most
+// tail·group. Order is kept.
+void DropTail(std::span<const float> pooled, double tail, int group, std::vector<int32_t>* pages);
+
+}  // namespace winnow

@@ -1,0 +1,52 @@
+// Which tokens a decode step reads: selectors estimate the mass of every page, and one rule takes
+// the best within a budget.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/parallel.h"
+#include "kv/sequence_kv.h"
+#include "ops/page_scan.h"
+#include "policy/params.h"
+
+namespace winnow {
+
+// One token's query heads in one layer of one sequence.
+struct LayerQuery {
+  const float* q = nullptr;  // [H, D], not yet scaled
+  PagedKv kv;                // all of it resident
+};
+
+// One layer of one step, for the sequences that share an arm.
+struct LayerStep {
+  ThreadPool* pool = nullptr;
+  int layer = 0;
+  DecodeAttentionParams params;
+  std::span<const LayerQuery> queries;
+  std::span<const PageMasses> masses;  // one a query, of its full pages
+};
+
+// Called once a layer and step. Keeps its scratch; not for several threads.
+class Selector {
+ public:
+  virtual ~Selector() = default;
+  // What the pages have to keep.
+  virtual PlaneSet planes() const = 0;
+  // Bits of the key sketch whose token weights Score writes where PageMasses wants them; 0: none.
+  virtual int weight_bits() const { return 0; }
+  // Whether its masses estimate attention mass; otherwise they only rank.
+  virtual bool estimates_mass() const { return true; }
+  // Fills step.masses. Adds the bytes read to `bytes_read`.
+  virtual void Score(const LayerStep& step, int64_t* bytes_read) = 0;
+};
+
+// Throws Error(kUsage) for an unknown name (nearest offered) or parameter.
+std::unique_ptr<Selector> MakeSelector(std::string_view name, Params& params);
+std::vector<std::string> SelectorNames();
+
+}  // namespace winnow
