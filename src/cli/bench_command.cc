@@ -61,15 +61,20 @@ void AddPeerFlags(CLI::App& command, BenchFlags& flags) {
   const std::string group = "Comparison";
   command.add_option("--peer", flags.peer, "Measure in turn with: llama.cpp (in this process)")
       ->type_name("NAME")
+      ->transform(OneOf("peer", PeerNames()))
       ->group(group);
   const std::map<std::string, PeerChoice> choices = {
       {"on", PeerChoice::kFlash}, {"off", PeerChoice::kPlain}, {"best", PeerChoice::kBoth}};
+  const auto choose = [&flags, choices](const std::string& name) {
+    flags.peer_attention = choices.at(name);
+  };
   command
-      .add_option("--peer-fa", flags.peer_attention,
-                  "The peer's flash attention: on, off, or best (both are measured, ratios are to "
-                  "the faster one of each test)")
+      .add_option_function<std::string>(
+          "--peer-fa", choose,
+          "The peer's flash attention: on, off, or best (both are measured, ratios are to "
+          "the faster one of each test)")
       ->type_name("on|off|best")
-      ->transform(CLI::CheckedTransformer(choices, CLI::ignore_case).description(""))
+      ->transform(OneOf("choice", {"on", "off", "best"}))
       ->default_str("best")
       ->group(group);
 }
@@ -83,13 +88,18 @@ int64_t LargestStep(const BenchOptions& options) {
 
 int RunBenchCommand(BenchFlags& flags, bool json) {
   BenchOptions& options = flags.bench;
-  CheckPeerName(flags.peer);
-  for (const std::string& arm : options.arms) ParseArm(arm);
+  if (flags.peer_attention == PeerChoice::kPlain && flags.model.kv_type == "q8_0") {
+    Throw(ErrorKind::kUsage,
+          "--peer-fa off and --kv-type q8_0 exclude each other: llama.cpp reads a quantised KV "
+          "cache only with flash attention");
+  }
   options.model_path = ResolveModelPath(flags.model.model);
   options.engine = ToEngineOptions(flags.model);
+  options.engine.planes = ArmPlanes(options.arms);
   options.peer = flags.peer.empty() ? PeerChoice::kNone : flags.peer_attention;
 
-  ReadModelInfo(options.model_path);  // names what is wrong better than llama.cpp does
+  // Before the model is loaded, and it names what is wrong better than llama.cpp does.
+  CheckBench(options, ReadModelInfo(options.model_path).config);
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::Load(options.model_path);
   ThreadPool pool(flags.model.threads > 0 ? flags.model.threads : DefaultThreads());
   const std::unique_ptr<Backbone> backbone =

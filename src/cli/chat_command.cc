@@ -1,6 +1,7 @@
 #include "cli/chat_command.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,7 +11,9 @@
 
 #include "cli/chat_session.h"
 #include "core/error.h"
-#include "policy/arm.h"
+#include "policy/nearest_name.h"
+#include "policy/nearest_name.h"
+#include "text/read_file.h"
 #include "text/utf8.h"
 
 namespace winnow {
@@ -18,7 +21,7 @@ namespace {
 
 constexpr char kHelp[] =
     "/add FILE  read a file or a folder with the next question\n"
-    "/reset     forget the conversation\n"
+    "/reset     forget the conversation: as at the start, with the documents of -f\n"
     "/stats     what the last answer cost\n"
     "/help      this list\n"
     "/quit      end (or Ctrl-D); Ctrl-C stops an answer\n";
@@ -37,7 +40,10 @@ class Repl {
   // at a terminal to see it.
   int Run() {
     std::string line;
+    bool first = true;
     while (!quit_ && !output_.failed() && ReadLine(line)) {
+      if (std::exchange(first, false))
+        line.erase(0, line.size() - WithoutByteOrderMark(line).size());
       if (line.find_first_not_of(" \t") == std::string::npos) continue;
       try {
         line.starts_with('/') ? Obey(line) : Answer(line);
@@ -64,10 +70,17 @@ class Repl {
     CheckUtf8(question, "the question");
     const InterruptScope interrupts;
     const int turn = session_.turns() + 1;  // also of one that leaves no trace
-    const RunRecord record = session_.Ask(question, json_ ? nullptr : &output_, interrupts);
-    if (interrupts.Pending() == SIGTERM || (interrupts.Pending() != 0 && !interactive_)) {
-      killed_by_ = interrupts.Pending();
-      quit_ = true;
+    RunRecord record;
+    try {
+      record = session_.Ask(question, json_ ? nullptr : &output_, interrupts);
+    } catch (const Error& error) {
+      Fail(error);
+      return DropFailedTurn(question);
+    }
+    if (const int signal = interrupts.Pending(); signal != 0) {
+      // Ctrl-C at a terminal ends the answer only.
+      if (signal != SIGINT || !interactive_) killed_by_ = signal;
+      quit_ = killed_by_ != 0;
     }
     if (json_) {
       nlohmann::ordered_json object = {{"schema", "winnow.chat/1"}, {"turn", turn}};
@@ -79,10 +92,30 @@ class Repl {
     if (record.result.finish_reason == FinishReason::kFailed) {
       Warn(record.result.error);
       RememberFailure(DescribeError(record.result.error_kind));
+      DropFailedTurn(question);
     }
     if (!json_ && !flags_.quiet && record.result.finish_reason == FinishReason::kContextFull) {
       Warn("the context is full: /reset begins a new conversation");
     }
+  }
+
+  // Also with --quiet: what the next answers are about has changed.
+  void DropFailedTurn(const std::string& question) {
+    const std::vector<std::string> names = session_.DropDocuments(question);
+    if (names.empty()) return;
+    Warn(
+        fmt::format("left out again: the question and {} document(s): {}; /add reads one with the "
+                    "next question, /reset those of -f",
+                    names.size(), fmt::join(names, ", ")));
+  }
+
+  void Reset() {
+    const size_t documents = session_.Reset();
+    if (flags_.quiet) return;
+    Warn(documents == 0 ? "the conversation is forgotten"
+                        : fmt::format("the conversation is forgotten; {} document(s) of -f are "
+                                      "read again with the next question",
+                                      documents));
   }
 
   void Obey(const std::string& line) {
@@ -94,11 +127,11 @@ class Repl {
     if (name == "/quit") {
       quit_ = true;
     } else if (name == "/reset") {
-      session_.Reset();
+      Reset();
     } else if (name == "/stats") {
       PrintStats();
     } else if (name == "/help") {
-      WriteError(kHelp);
+      WriteErrorLines(kHelp);
     } else if (name == "/add") {
       Add(argument);
     } else {
@@ -119,9 +152,9 @@ class Repl {
   }
 
   void PrintStats() const {
-    WriteError(fmt::format("turn {}, {} of {} tokens of context used\n", session_.turns(),
-                           FormatCount(session_.n_tokens()), FormatCount(context_tokens_)));
-    if (session_.last().has_value()) WriteError(FormatTable(*session_.last()));
+    WriteErrorLines(fmt::format("turn {}, {} of {} tokens of context used\n", session_.turns(),
+                                FormatCount(session_.n_tokens()), FormatCount(context_tokens_)));
+    if (session_.last().has_value()) WriteErrorLines(FormatTable(*session_.last()));
   }
 
   void Fail(const Error& error) {
@@ -149,7 +182,7 @@ class Repl {
 int Chat(const ChatFlags& flags, bool json) {
   Validate(flags.generation);
   DocumentSet set = ReadDocuments(flags.prompt);
-  LoadedModel loaded = LoadModel(flags.model, ReadChatTemplate(flags.prompt));
+  LoadedModel loaded = LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
   const int64_t context = loaded.engine->context_tokens();
   if (!flags.quiet) {
     if (!loaded.tokenizer->has_chat_template()) {
@@ -160,8 +193,7 @@ int Chat(const ChatFlags& flags, bool json) {
                        FormatCount(context)));
     }
   }
-  ChatSession session(&flags, &loaded);
-  session.AddDocuments(std::move(set));
+  ChatSession session(&flags, &loaded, std::move(set));
   return Repl(flags, session, context, json).Run();
 }
 

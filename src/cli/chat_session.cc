@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/error.h"
 #include "text/utf8.h"
 
 namespace winnow {
@@ -20,33 +21,49 @@ int64_t KeptAnswerTokens(const Tokenizer& tokenizer, const RequestResult& result
   return n;
 }
 
-ChatSession::ChatSession(const ChatFlags* flags, LoadedModel* loaded)
-    : flags_(flags), loaded_(loaded) {}
+ChatSession::ChatSession(const ChatFlags* flags, LoadedModel* loaded, DocumentSet documents)
+    : flags_(flags), loaded_(loaded), first_(std::move(documents)), pending_(first_) {}
 
 void ChatSession::AddDocuments(DocumentSet set) {
   std::move(set.documents.begin(), set.documents.end(), std::back_inserter(pending_.documents));
   std::move(set.skipped.begin(), set.skipped.end(), std::back_inserter(pending_.skipped));
 }
 
-void ChatSession::Reset() {
+size_t ChatSession::Reset() {
   tokens_.clear();
-  pending_ = {};
+  pending_ = first_;
   turns_ = 0;
   last_.reset();
+  return pending_.documents.size();
 }
 
-Prompt ChatSession::NextTurn(const std::string& question) const {
+std::vector<std::string> ChatSession::DropDocuments(const std::string& question) {
+  if (pending_.documents.empty()) return {};
+  try {
+    const size_t alone = tokens_.size() + NextTurn({}, question).tokens.size();
+    if (static_cast<int64_t>(alone) >= loaded_->engine->context_tokens()) return {};
+  } catch (const Error&) {
+    return {};
+  }
+  std::vector<std::string> names;
+  for (const Document& document : pending_.documents) names.push_back(document.id);
+  pending_ = {};
+  return names;
+}
+
+Prompt ChatSession::NextTurn(const std::vector<Document>& documents,
+                             const std::string& question) const {
   const Tokenizer& tokenizer = *loaded_->tokenizer;
   const PromptOptions options = ToPromptOptions(flags_->prompt);
   if (tokens_.empty()) {
-    return BuildPrompt(tokenizer, pending_.documents, question, options);
+    return BuildPrompt(tokenizer, documents, question, options);
   }
-  return BuildNextTurn(tokenizer, pending_.documents, question, options);
+  return BuildNextTurn(tokenizer, documents, question, options);
 }
 
 RunRecord ChatSession::Ask(const std::string& question, Output* stream,
                            const InterruptScope& interrupts) {
-  const Prompt turn = NextTurn(question);
+  const Prompt turn = NextTurn(pending_.documents, question);
   std::vector<TokenId> tokens = tokens_;
   tokens.insert(tokens.end(), turn.tokens.begin(), turn.tokens.end());
   ProgressBar progress(!flags_->quiet);

@@ -25,13 +25,18 @@ int64_t KeptAnswerTokens(const Tokenizer& tokenizer, const RequestResult& result
 
 class ChatSession {
  public:
-  // `flags` and `loaded` outlive the session.
-  ChatSession(const ChatFlags* flags, LoadedModel* loaded);
+  // `documents` are read with the first question. `flags` and `loaded` outlive the session.
+  ChatSession(const ChatFlags* flags, LoadedModel* loaded, DocumentSet documents);
 
   // Documents that the next question is asked about.
   void AddDocuments(DocumentSet set);
-  // Forgets the conversation and its documents.
-  void Reset();
+  // Goes back to the start: no conversation, and the first documents wait for a question again.
+  // Returns how many these are.
+  size_t Reset();
+  // After a turn that failed: takes the waiting documents away, lest they make every further turn
+  // fail, and returns their names. Keeps them, and returns nothing, if `question` by itself
+  // cannot be asked either (too long for what the context leaves, say): it was not them.
+  std::vector<std::string> DropDocuments(const std::string& question);
 
   // One turn: submits the whole conversation and the question, which resumes at the pages that are
   // resident. The answer goes to `stream` unless null. A turn that ends before its first token,
@@ -45,12 +50,13 @@ class ChatSession {
 
  private:
   // The new turn alone, to be appended to tokens_.
-  Prompt NextTurn(const std::string& question) const;
+  Prompt NextTurn(const std::vector<Document>& documents, const std::string& question) const;
 
   const ChatFlags* flags_;
   LoadedModel* loaded_;
   std::vector<TokenId> tokens_;  // prompts and answers of the finished turns
-  DocumentSet pending_;
+  DocumentSet first_;            // as the session began
+  DocumentSet pending_;          // for the next question
   int turns_ = 0;
   std::optional<RunRecord> last_;
 };

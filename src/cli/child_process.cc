@@ -48,7 +48,8 @@ void CloseEnd(int& fd) {
 
 }  // namespace
 
-ChildProcess::ChildProcess(const std::vector<std::string>& args, ErrorStream error_stream) {
+ChildProcess::ChildProcess(const std::vector<std::string>& args, ErrorStream error_stream,
+                           const char* output) {
   std::signal(SIGPIPE, SIG_IGN);  // a child that ends early closes its stdin
   const Pipe in = MakePipe();
   const Pipe out = MakePipe();
@@ -58,7 +59,11 @@ ChildProcess::ChildProcess(const std::vector<std::string>& args, ErrorStream err
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, in.read_end, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, out.write_end, STDOUT_FILENO);
+  if (output != nullptr) {
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output, O_WRONLY, 0);
+  } else {
+    posix_spawn_file_actions_adddup2(&actions, out.write_end, STDOUT_FILENO);
+  }
   if (error_stream == ErrorStream::kClosed) {
     posix_spawn_file_actions_addclose(&actions, STDERR_FILENO);
   } else {

@@ -25,10 +25,11 @@ enum class ErrorStream {
 
 class ChildProcess {
  public:
-  // Starts `winnow args...` with stdin and stdout on pipes. Throws std::runtime_error if it cannot
-  // be started.
+  // Starts `winnow args...` with stdin and stdout on pipes, or stdout on the file `output`. Throws
+  // std::runtime_error if it cannot be started.
   explicit ChildProcess(const std::vector<std::string>& args,
-                        ErrorStream error_stream = ErrorStream::kPipe);
+                        ErrorStream error_stream = ErrorStream::kPipe,
+                        const char* output = nullptr);
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;

@@ -5,20 +5,24 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
 #include "model/model_info.h"
 #include "policy/arm.h"
+#include "policy/nearest_name.h"
 
 namespace winnow {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr char kPeerName[] = "llama.cpp";
 constexpr char kDefaultModelFile[] = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
 // Where `make deps` leaves the default model, and where an installed Winnow looks for it.
@@ -38,6 +42,44 @@ std::vector<fs::path> ModelFolders() {
   return folders;
 }
 
+// The power of 1024 that a unit such as "", "b", "m", "mb" or "mib" stands for.
+std::optional<int> UnitPower(std::string_view unit) {
+  constexpr std::string_view kLetters = "kmgt";
+  if (unit.empty() || unit == "b") return 0;
+  const size_t letter = kLetters.find(unit.front());
+  const std::string_view rest = unit.substr(1);
+  if (letter == std::string_view::npos || !(rest.empty() || rest == "b" || rest == "ib")) {
+    return std::nullopt;
+  }
+  return static_cast<int>(letter) + 1;
+}
+
+// The bytes of a size, or nothing if it is none or does not fit; whole numbers are exact.
+std::optional<uint64_t> ParseSize(const std::string& text) {
+  const std::string lower = CLI::detail::to_lower(text);
+  const char* const end = lower.data() + lower.size();
+  const size_t digits = lower.find_first_not_of("0123456789");
+  const size_t number = std::min(lower.find_first_not_of("0123456789."), lower.size());
+  const size_t unit = std::min(lower.find_first_not_of(' ', number), lower.size());
+  const std::optional<int> power = UnitPower({lower.data() + unit, end});
+  if (!power.has_value() || number == 0) return std::nullopt;
+  constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+  const int shift = 10 * *power;
+  if (std::min(digits, lower.size()) == number) {
+    uint64_t value = 0;
+    const auto [rest, error] = std::from_chars(lower.data(), lower.data() + number, value);
+    if (error != std::errc() || value > kMax >> shift) return std::nullopt;
+    return value << shift;
+  }
+  double value = 0;
+  const auto [rest, error] =
+      std::from_chars(lower.data(), lower.data() + number, value, std::chars_format::fixed);
+  if (error != std::errc() || rest != lower.data() + number) return std::nullopt;
+  value = std::ldexp(value, shift);
+  if (value >= 0x1p63) return std::nullopt;
+  return static_cast<uint64_t>(value);
+}
+
 }  // namespace
 
 void AddJsonFlag(CLI::App& command, CommandContext& context) {
@@ -49,24 +91,43 @@ CLI::Validator Between(int64_t low, int64_t high) { return CLI::Range(low, high)
 
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help) {
-  const auto fits = [](const std::string& text) -> std::string {
-    uint64_t value = 0;
-    const bool read = CLI::detail::lexical_cast(text, value);
-    return read && value <= uint64_t{std::numeric_limits<int64_t>::max()}
-               ? ""
-               : text + " bytes are too many: a size is below 8 EiB";
+  const auto convert = [](std::string& text) -> std::string {
+    const std::optional<uint64_t> value = ParseSize(text);
+    if (value.value_or(0) == 0) {
+      return fmt::format(
+          "'{}' is not a size: a number above 0 and below 8 EiB, whole or decimal, in bytes or "
+          "with K, M, G or T (powers of 1024; also KB, KiB), such as 512M or 1.5G",
+          text);
+    }
+    text = fmt::format("{}", *value);
+    return "";
   };
-  return command.add_option(name, bytes, help)
-      ->transform(CLI::AsSizeValue(false).description(""))
-      ->check(fits);
+  return command.add_option(name, bytes, help)->transform(CLI::Validator(convert, ""));
 }
 
-void CheckPeerName(const std::string& name) {
-  if (name.empty() || name == kPeerName) return;
-  const std::string nearest = NearestName(name, {kPeerName});
-  Throw(ErrorKind::kUsage, "unknown peer '{}'{}; known: {}", name,
-        nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), kPeerName);
+CLI::Validator NotEmpty() {
+  const auto check = [](const std::string& text) -> std::string {
+    return text.empty() ? "an empty text; leave the flag out instead" : "";
+  };
+  return {check, ""};
 }
+
+CLI::Validator OneOf(const std::string& what, const std::vector<std::string>& names) {
+  const auto choose = [what, names](std::string& text) -> std::string {
+    const std::string lower = CLI::detail::to_lower(text);
+    if (std::find(names.begin(), names.end(), lower) != names.end()) {
+      text = lower;
+      return "";
+    }
+    const std::string nearest = NearestName(lower, names);
+    return fmt::format("unknown {} '{}'{}; known: {}", what, text,
+                       nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest),
+                       fmt::join(names, ", "));
+  };
+  return {choose, ""};
+}
+
+std::vector<std::string> PeerNames() { return {"llama.cpp"}; }
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags) {
   const std::string group = "Model";
@@ -74,6 +135,7 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       .add_option("-m,--model", flags.model,
                   "GGUF file; 'default' is the small model that `make deps` brings")
       ->type_name("PATH")
+      ->check(NotEmpty())
       ->capture_default_str()
       ->group(group);
   command.add_option("-t,--threads", flags.threads, "Threads; by default one a physical core")
@@ -88,6 +150,7 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->group(group);
   command.add_option("--kv-type", flags.kv_type, "Type of the KV cache: f16, f32 or q8_0")
       ->type_name("TYPE")
+      ->transform(OneOf("KV type", {"f16", "f32", "q8_0"}))
       ->capture_default_str()
       ->group(group);
   AddSizeOption(command, "--kv-memory", flags.kv_memory,
@@ -134,8 +197,10 @@ std::string ResolveModelPath(const std::string& name) {
         kDefaultModelFile, fmt::join(looked_in, ", "));
 }
 
-LoadedModel LoadModel(const ModelFlags& flags, const std::string& chat_template) {
-  const EngineOptions engine_options = ToEngineOptions(flags);
+LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
+                      const std::string& chat_template) {
+  EngineOptions engine_options = ToEngineOptions(flags);
+  engine_options.planes = ArmPlanes(arms);
   LoadedModel loaded;
   loaded.path = ResolveModelPath(flags.model);
   ReadModelInfo(loaded.path);  // names what is wrong better than llama.cpp does

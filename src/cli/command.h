@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/parallel.h"
 #include "engine/engine.h"
@@ -46,13 +47,20 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags);
 // Accepts whole numbers from `low` to `high`, and keeps quiet about it in the help text.
 CLI::Validator Between(int64_t low, int64_t high);
 
-// A size such as "2G" or "512M" in bytes (K, M, G, T are powers of 1024, with or without B or iB),
-// below 2^63. `command`'s option converts it while parsing.
+// Refuses an empty text: for flags where it stands for nothing.
+CLI::Validator NotEmpty();
+
+// Accepts one of `names`, in capitals or not, and turns it into the name as it is written there.
+// Its message offers the nearest name and lists all. `what` is singular: "peer".
+CLI::Validator OneOf(const std::string& what, const std::vector<std::string>& names);
+
+// The values of --peer.
+std::vector<std::string> PeerNames();
+
+// A size such as "2G", "1.5 GiB" or "512M" in bytes (K, M, G, T are powers of 1024, with or without
+// B or iB), rounded down, from 1 to 2^63 - 1. `command`'s option converts it while parsing.
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help);
-
-// Throws Error(kUsage), offering the nearest name, unless `name` is a value of --peer or empty.
-void CheckPeerName(const std::string& name);
 
 // Throws Error(kUsage) for an unknown KV type.
 EngineOptions ToEngineOptions(const ModelFlags& flags);
@@ -71,8 +79,9 @@ struct LoadedModel {
 std::string ResolveModelPath(const std::string& name);
 
 // Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
-// template unless it is empty, and makes an engine of ToEngineOptions(flags). Throws what
+// template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms. Throws what
 // ReadModelInfo (which comes first), Tokenizer::Load, LoadCpuBackbone and Engine throw.
-LoadedModel LoadModel(const ModelFlags& flags, const std::string& chat_template = "");
+LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
+                      const std::string& chat_template = "");
 
 }  // namespace winnow

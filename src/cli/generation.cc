@@ -22,11 +22,14 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
       .add_option("-f,--file", flags.files,
                   "Documents to read: UTF-8 text files, or folders of them (repeatable)")
       ->type_name("FILE|DIR")
+      ->check(NotEmpty())
       ->group(group);
   command
       .add_flag("--strict", flags.strict, "Refuse files that are not text instead of skipping them")
       ->group(group);
-  command.add_option("--system", flags.system, "System message")->type_name("TEXT")->group(group);
+  command.add_option("--system", flags.system, "System message; '' is the same as none")
+      ->type_name("TEXT")
+      ->group(group);
   command
       .add_option("--chunk-tokens", flags.chunk_tokens,
                   "Longest chunk that documents are split into, in tokens")
@@ -42,6 +45,7 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
       .add_option("--chat-template", flags.chat_template_file,
                   "File with a Jinja chat template to use instead of the model's")
       ->type_name("FILE")
+      ->check(NotEmpty())
       ->group(group);
 }
 
@@ -59,6 +63,7 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
                   "End the answer where this text would appear (repeatable, one text each)")
       ->type_name("TEXT")
       ->allow_extra_args(false)
+      ->check(NotEmpty())
       ->group(group);
   command
       .add_option("--arm", flags.arm,
@@ -118,6 +123,7 @@ std::string ReadTextFile(const std::string& path) {
     Throw(ErrorKind::kInput, "{}: cannot be read: {}", name, std::strerror(error));
   }
   CheckUtf8(text, name);
+  text.erase(0, text.size() - WithoutByteOrderMark(text).size());
   if (text.ends_with('\n')) text.pop_back();
   if (text.ends_with('\r')) text.pop_back();
   return text;

@@ -48,8 +48,8 @@ void Validate(const GenerationFlags& flags);
 // LoadDocuments does, and if paths were given and nothing readable was found.
 DocumentSet ReadDocuments(const PromptFlags& flags);
 
-// A whole file of UTF-8 text, or standard input for "-"; without its last line end. Throws
-// Error(kInput) if it cannot be read or is not UTF-8.
+// A whole file of UTF-8 text, or standard input for "-"; without a byte-order mark and its last
+// line end. Throws Error(kInput) if it cannot be read or is not UTF-8.
 std::string ReadTextFile(const std::string& path);
 
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.

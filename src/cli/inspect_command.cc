@@ -1,9 +1,11 @@
 #include "cli/inspect_command.h"
 
 #include <fmt/format.h>
+#include <ggml.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -13,6 +15,8 @@
 #include "cli/output.h"
 #include "core/error.h"
 #include "kv/page_layout.h"
+#include "model/architecture.h"
+#include "model/gguf_file.h"
 #include "model/model_info.h"
 #include "text/tokenizer.h"
 
@@ -23,11 +27,127 @@ using nlohmann::ordered_json;
 
 constexpr DType kKvTypes[] = {DType::kF16, DType::kF32, DType::kQ8_0};
 
+// The model's numbers: of a model that can be run as it will be run, else what the file states.
+struct Shape {
+  std::optional<int64_t> context_length, layers, hidden, query_heads, kv_heads, head_dim,
+      feed_forward, vocabulary;
+};
+
 struct Inspection {
   std::string path;
-  ModelInfo info;
+  std::string name;
+  std::string architecture;
+  ModelInfo info;           // its config only if `has_config`
+  bool has_config = false;  // false: the metadata is refused
+  Shape shape;
   bool has_chat_template = false;
+  std::string refusal;  // why the model cannot be run, or ""
 };
+
+// Runs `read`. A refusal of the file is kept in `refusal` unless there was one before.
+template <typename Read>
+bool Try(std::string& refusal, Read read) {
+  try {
+    read();
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kInput) throw;
+    if (refusal.empty()) refusal = error.what();
+    return false;
+  }
+}
+
+void CountTensors(const GgufFile& file, ModelInfo& info) {
+  info.file_bytes = file.file_bytes();
+  for (const ggml_tensor* tensor : file.tensors()) {
+    ModelInfo::TypeCount& count = info.types[ggml_type_name(tensor->type)];
+    const auto bytes = static_cast<int64_t>(ggml_nbytes(tensor));
+    ++count.tensors;
+    count.parameters += ggml_nelements(tensor);
+    count.bytes += bytes;
+    info.parameters += ggml_nelements(tensor);
+    info.tensor_bytes += bytes;
+  }
+}
+
+// The number of layers that the tensors' names "blk.N.…" make up.
+int64_t LayersOfTensors(const GgufFile& file) {
+  constexpr std::string_view kPrefix = "blk.";
+  int64_t layers = 0;
+  for (const ggml_tensor* tensor : file.tensors()) {
+    const std::string_view name = ggml_get_name(tensor);
+    int64_t layer = 0;
+    if (!name.starts_with(kPrefix)) continue;
+    const char* const begin = name.data() + kPrefix.size();
+    const auto [rest, error] = std::from_chars(begin, name.data() + name.size(), layer);
+    if (error == std::errc()) layers = std::max(layers, layer + 1);
+  }
+  return layers;
+}
+
+// A model whose metadata promises more layers, or fewer, reads well and fails when it is loaded.
+void CheckLayers(const GgufFile& file, const ModelConfig& config) {
+  const int64_t layers = LayersOfTensors(file);
+  if (layers == config.n_layers) return;
+  Throw(ErrorKind::kInput, "{}: the metadata says {} layers, the tensors make up {}", file.path(),
+        config.n_layers, layers);
+}
+
+Shape ShapeOf(const ModelConfig& config) {
+  return {.context_length = config.context_length,
+          .layers = config.n_layers,
+          .hidden = config.hidden,
+          .query_heads = config.query_heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .feed_forward = config.feed_forward,
+          .vocabulary = config.vocabulary};
+}
+
+// What the metadata states, for better or worse.
+Shape StatedShape(const GgufFile& file, const std::string& architecture) {
+  std::string ignored;
+  const auto integer = [&](std::string_view key) {
+    std::optional<int64_t> value;
+    Try(ignored, [&] { value = file.Integer(fmt::format("{}.{}", architecture, key)); });
+    return value;
+  };
+  Shape shape = {.context_length = integer("context_length"),
+                 .layers = integer("block_count"),
+                 .hidden = integer("embedding_length"),
+                 .query_heads = integer("attention.head_count"),
+                 .kv_heads = integer("attention.head_count_kv"),
+                 .head_dim = integer("attention.key_length"),
+                 .feed_forward = integer("feed_forward_length"),
+                 .vocabulary = {}};
+  Try(ignored, [&] { shape.vocabulary = file.ArrayLength("tokenizer.ggml.tokens"); });
+  return shape;
+}
+
+// Throws Error(kInput) only where not even the file's header can be read.
+Inspection ReadInspection(const std::string& path) {
+  const GgufFile file(path);
+  Inspection inspection;
+  inspection.path = path;
+  std::string& refusal = inspection.refusal;
+  inspection.has_config = Try(refusal, [&] { inspection.info.config = ReadModelConfig(file); });
+  if (inspection.has_config) {
+    inspection.shape = ShapeOf(inspection.info.config);
+    Try(refusal, [&] { CheckLayers(file, inspection.info.config); });
+  }
+  CountTensors(file, inspection.info);
+  const auto text = [&](const char* key) {
+    std::string value;
+    Try(refusal, [&] { value = file.String(key).value_or(""); });
+    return value;
+  };
+  inspection.name = text("general.name");
+  inspection.architecture = text("general.architecture");
+  if (!inspection.has_config) inspection.shape = StatedShape(file, inspection.architecture);
+  inspection.has_chat_template = !text("tokenizer.chat_template").empty();
+  Try(refusal, [&] { inspection.has_chat_template = Tokenizer::Load(path)->has_chat_template(); });
+  return inspection;
+}
 
 int64_t LocalLayers(const ModelConfig& config) {
   return std::count_if(config.layers.begin(), config.layers.end(),
@@ -70,10 +190,32 @@ std::vector<TypeRow> TypesBySize(const ModelInfo& info) {
   return rows;
 }
 
+ordered_json OrNull(const std::optional<int64_t>& value) {
+  return value.has_value() ? ordered_json(*value) : ordered_json(nullptr);
+}
+
+// What only a readable configuration tells: null without one.
+ordered_json LayersJson(const Inspection& inspection) {
+  if (!inspection.has_config) {
+    return {{"global_layers", nullptr},
+            {"local_layers", nullptr},
+            {"window_tokens", nullptr},
+            {"kv_bytes_per_token", nullptr},
+            {"kv_bytes_per_token_global", nullptr}};
+  }
+  const ModelConfig& config = inspection.info.config;
+  const int64_t local = LocalLayers(config);
+  return {{"global_layers", config.n_layers - local},
+          {"local_layers", local},
+          {"window_tokens", local > 0 ? ordered_json(Window(config)) : ordered_json(nullptr)},
+          {"kv_bytes_per_token", KvBytesJson(config, config.n_layers)},
+          {"kv_bytes_per_token_global", KvBytesJson(config, config.n_layers - local)}};
+}
+
 ordered_json ToJson(const Inspection& inspection) {
   const ModelInfo& info = inspection.info;
-  const ModelConfig& config = info.config;
-  const int64_t local = LocalLayers(config);
+  const Shape& shape = inspection.shape;
+  ordered_json layers = LayersJson(inspection);
   ordered_json types = ordered_json::array();
   for (const auto& [name, count] : TypesBySize(info)) {
     types.push_back({{"type", name},
@@ -81,35 +223,39 @@ ordered_json ToJson(const Inspection& inspection) {
                      {"parameters", count.parameters},
                      {"bytes", count.bytes}});
   }
+  const std::string& refusal = inspection.refusal;
   return {{"schema", "winnow.inspect/1"},
           {"model", inspection.path},
-          {"name", config.name},
-          {"architecture", config.architecture},
+          {"name", inspection.name},
+          {"architecture", inspection.architecture},
+          {"runnable", refusal.empty()},
+          {"refusal", refusal.empty() ? ordered_json(nullptr) : ordered_json(refusal)},
           {"parameters", info.parameters},
           {"file_bytes", info.file_bytes},
           {"tensor_bytes", info.tensor_bytes},
-          {"context_tokens", config.context_length},
-          {"layers", config.n_layers},
-          {"global_layers", config.n_layers - local},
-          {"local_layers", local},
-          {"window_tokens", local > 0 ? ordered_json(Window(config)) : ordered_json(nullptr)},
-          {"hidden", config.hidden},
-          {"query_heads", config.query_heads},
-          {"kv_heads", config.kv_heads},
-          {"head_dim", config.head_dim},
-          {"feed_forward", config.feed_forward},
-          {"vocabulary", config.vocabulary},
+          {"context_tokens", OrNull(shape.context_length)},
+          {"layers", OrNull(shape.layers)},
+          {"global_layers", std::move(layers["global_layers"])},
+          {"local_layers", std::move(layers["local_layers"])},
+          {"window_tokens", std::move(layers["window_tokens"])},
+          {"hidden", OrNull(shape.hidden)},
+          {"query_heads", OrNull(shape.query_heads)},
+          {"kv_heads", OrNull(shape.kv_heads)},
+          {"head_dim", OrNull(shape.head_dim)},
+          {"feed_forward", OrNull(shape.feed_forward)},
+          {"vocabulary", OrNull(shape.vocabulary)},
           {"tensor_types", std::move(types)},
-          {"kv_bytes_per_token", KvBytesJson(config, config.n_layers)},
-          {"kv_bytes_per_token_global", KvBytesJson(config, config.n_layers - local)},
+          {"kv_bytes_per_token", std::move(layers["kv_bytes_per_token"])},
+          {"kv_bytes_per_token_global", std::move(layers["kv_bytes_per_token_global"])},
           {"chat_template", inspection.has_chat_template},
           {"sparsity_pays_from_tokens", nullptr}};
 }
 
 class Description {
  public:
+  // `value` may be of the file, hence anything.
   void Line(std::string_view name, std::string_view value) {
-    text_ += fmt::format("{:<16}{}\n", name, value);
+    text_ += fmt::format("{:<16}{}\n", name, EscapeControls(value));
   }
   const std::string& text() const { return text_; }
 
@@ -117,7 +263,13 @@ class Description {
   std::string text_;
 };
 
-std::string DescribeLayers(const ModelConfig& config) {
+std::string CountOrUnknown(const std::optional<int64_t>& count) {
+  return count.has_value() ? FormatCount(*count) : "?";
+}
+
+std::string DescribeLayers(const Inspection& inspection) {
+  if (!inspection.has_config) return CountOrUnknown(inspection.shape.layers);
+  const ModelConfig& config = inspection.info.config;
   const int64_t local = LocalLayers(config);
   if (local == 0) return fmt::format("{}, all global", config.n_layers);
   return fmt::format("{}: {} global, {} local with a window of {} tokens", config.n_layers,
@@ -134,30 +286,8 @@ int64_t ContextBytes(const ModelConfig& config, int64_t layer_bytes) {
   return tokens * layer_bytes;
 }
 
-std::string Describe(const Inspection& inspection) {
-  const ModelInfo& info = inspection.info;
-  const ModelConfig& config = info.config;
-  Description out;
-  out.Line("model", inspection.path);
-  if (!config.name.empty()) out.Line("name", config.name);
-  out.Line("architecture", config.architecture);
-  out.Line("parameters", fmt::format("{} in a file of {}", FormatCount(info.parameters),
-                                     FormatBytes(static_cast<uint64_t>(info.file_bytes))));
-  out.Line("context", fmt::format("{} tokens", FormatCount(config.context_length)));
-  out.Line("layers", DescribeLayers(config));
-  out.Line("attention", fmt::format("{} query heads over {} KV heads of {}", config.query_heads,
-                                    config.kv_heads, config.head_dim));
-  out.Line("widths",
-           fmt::format("hidden {}, feed-forward {}, vocabulary {}", FormatCount(config.hidden),
-                       FormatCount(config.feed_forward), FormatCount(config.vocabulary)));
-  std::string_view label = "tensor types";
-  for (const auto& [name, count] : TypesBySize(info)) {
-    out.Line(std::exchange(label, ""),
-             fmt::format("{:<6}{:>5} tensors {:>15} parameters {:>10}", name, count.tensors,
-                         FormatCount(count.parameters),
-                         FormatBytes(static_cast<uint64_t>(count.bytes))));
-  }
-  label = "KV cache";
+void DescribeKvCache(const ModelConfig& config, Description& out) {
+  std::string_view label = "KV cache";
   for (const DType dtype : kKvTypes) {
     const std::optional<int64_t> bytes = LayerBytes(config, dtype);
     const std::string name(DTypeName(dtype));
@@ -169,19 +299,46 @@ std::string Describe(const Inspection& inspection) {
                           FormatBytes(static_cast<uint64_t>(ContextBytes(config, *bytes))));
     out.Line(std::exchange(label, ""), cost);
   }
+}
+
+std::string Describe(const Inspection& inspection) {
+  const ModelInfo& info = inspection.info;
+  const Shape& shape = inspection.shape;
+  Description out;
+  out.Line("model", inspection.path);
+  if (!inspection.refusal.empty()) out.Line("cannot be run", inspection.refusal);
+  if (!inspection.name.empty()) out.Line("name", inspection.name);
+  out.Line("architecture", inspection.architecture);
+  out.Line("parameters", fmt::format("{} in a file of {}", FormatCount(info.parameters),
+                                     FormatBytes(static_cast<uint64_t>(info.file_bytes))));
+  out.Line("context", CountOrUnknown(shape.context_length) + " tokens");
+  out.Line("layers", DescribeLayers(inspection));
+  out.Line("attention",
+           fmt::format("{} query heads over {} KV heads of {}", CountOrUnknown(shape.query_heads),
+                       CountOrUnknown(shape.kv_heads), CountOrUnknown(shape.head_dim)));
+  out.Line("widths",
+           fmt::format("hidden {}, feed-forward {}, vocabulary {}", CountOrUnknown(shape.hidden),
+                       CountOrUnknown(shape.feed_forward), CountOrUnknown(shape.vocabulary)));
+  std::string_view label = "tensor types";
+  for (const auto& [name, count] : TypesBySize(info)) {
+    out.Line(std::exchange(label, ""),
+             fmt::format("{:<6}{:>5} tensors {:>15} parameters {:>10}", name, count.tensors,
+                         FormatCount(count.parameters),
+                         FormatBytes(static_cast<uint64_t>(count.bytes))));
+  }
+  if (inspection.has_config) DescribeKvCache(info.config, out);
   out.Line("chat template", inspection.has_chat_template ? "yes" : "none: plain completion");
   out.Line("sparsity pays", "not measured: this version is dense only");
   return out.text();
 }
 
 int Inspect(const std::string& model, bool json) {
-  Inspection inspection;
-  inspection.path = ResolveModelPath(model);
-  inspection.info = ReadModelInfo(inspection.path);
-  inspection.has_chat_template = Tokenizer::Load(inspection.path)->has_chat_template();
+  const Inspection inspection = ReadInspection(ResolveModelPath(model));
   Output output;
   output.Write(json ? DumpJson(ToJson(inspection), /*indent=*/true) + "\n" : Describe(inspection));
-  return output.ExitCode(0);
+  if (inspection.refusal.empty()) return output.ExitCode(0);
+  Warn("the model cannot be run: " + inspection.refusal);
+  return output.ExitCode(DescribeError(ErrorKind::kInput).exit_code);
 }
 
 }  // namespace
@@ -195,9 +352,13 @@ void AddInspectCommand(CLI::App& app, CommandContext& context) {
                                        "GGUF file; 'default' is the small model that `make deps` "
                                        "brings")
                           ->type_name("PATH")
+                          ->check(NotEmpty())
                           ->capture_default_str()
                           ->group("Model");
-  command->add_option("file", *model, "The same without -m")->type_name("PATH")->excludes(flag);
+  command->add_option("file", *model, "The same without -m")
+      ->type_name("PATH")
+      ->check(NotEmpty())
+      ->excludes(flag);
   AddJsonFlag(*command, context);
   command->footer("Example:\n  winnow inspect model.gguf");
   command->callback([model, &context] {

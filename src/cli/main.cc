@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,13 +16,15 @@
 #include "cli/bench_command.h"
 #include "cli/chat_command.h"
 #include "cli/command.h"
+#include "cli/compare_command.h"
+#include "cli/eval_command.h"
 #include "cli/inspect_command.h"
 #include "cli/output.h"
 #include "cli/run_command.h"
 #include "cli/signals.h"
 #include "core/error.h"
 #include "core/library_log.h"
-#include "policy/arm.h"
+#include "policy/nearest_name.h"
 
 namespace winnow {
 namespace {
@@ -38,17 +41,35 @@ std::string Offer(std::string_view name, const std::vector<std::string>& candida
   return nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest);
 }
 
-// CLI11 reports a mistyped command as a missing one.
-void CheckCommandName(const CLI::App& app, const std::vector<std::string>& args) {
-  const auto word = std::find_if(args.begin(), args.end(),
-                                 [](const std::string& arg) { return !arg.starts_with('-'); });
-  if (word == args.end()) return;
+// Whether --json was given, in any spelling that CLI11 knows, also where parsing went wrong: the
+// options hold what was read before that. A value that makes no sense still asks for JSON.
+bool WantsJson(const CLI::App& app) {
+  const CLI::Option* option = app.get_option_no_throw("--json");
+  if (option == nullptr || option->results().empty()) {
+    const std::vector<const CLI::App*> commands =
+        app.get_subcommands([](const CLI::App* command) { return command->parsed(); });
+    return std::any_of(commands.begin(), commands.end(),
+                       [](const CLI::App* command) { return WantsJson(*command); });
+  }
+  try {
+    return CLI::detail::to_flag_value(option->results().back()) > 0;
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+}
+
+// What a mistyped command is to be told, or "": CLI11 reports it as a missing one, and takes the
+// help flag after it for the program's.
+std::string UnknownCommand(const CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining();
+  if (!app.get_subcommands().empty() || extras.empty() || extras.front().starts_with('-')) {
+    return "";
+  }
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(command->get_name());
   }
-  if (std::find(names.begin(), names.end(), *word) != names.end()) return;
-  Throw(ErrorKind::kUsage, "unknown command '{}'{}", *word, Offer(*word, names));
+  return fmt::format("unknown command '{}'{}", extras.front(), Offer(extras.front(), names));
 }
 
 void CollectFlags(const CLI::App& app, std::vector<std::string>& names) {
@@ -60,9 +81,9 @@ void CollectFlags(const CLI::App& app, std::vector<std::string>& names) {
 
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr || extras.empty()) {
-    return error.what();
-  }
+  const bool about_extras =
+      dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr || app.get_subcommands().empty();
+  if (!about_extras || extras.empty()) return error.what();
   const auto flag = std::find_if(extras.begin(), extras.end(),
                                  [](const std::string& arg) { return arg.starts_with('-'); });
   if (flag == extras.end()) return fmt::format("unexpected argument '{}'", extras.front());
@@ -79,12 +100,16 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
                        fmt::format("winnow {} (ggml {})", WINNOW_VERSION, GgmlVersion()));
   app.set_help_flag("-h,--help", "Print this help");
   app.add_flag("-v,--verbose", context.verbose, "Show the libraries' logs on stderr");
+  // Hidden, for the commands have it too: this one sees it beside a mistyped command.
+  app.add_flag("--json", context.json)->group("");
   app.fallthrough();
   app.require_subcommand(1);
   AddRunCommand(app, context);
   AddChatCommand(app, context);
   AddInspectCommand(app, context);
   AddBenchCommand(app, context);
+  AddEvalCommand(app, context);
+  AddCompareCommand(app, context);
   // After the commands, which would inherit it.
   app.footer(
       "Start here:\n"
@@ -107,32 +132,45 @@ void ReserveStandardStreams() {
   }
 }
 
+// What ends the parsing without a command to run: help, the version, or a mistake.
+int FinishParsing(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string unknown = UnknownCommand(app);
+  if (error.get_exit_code() == 0 && unknown.empty()) {
+    std::ostringstream text;
+    app.exit(error, text, text);
+    Output output;
+    output.Write(text.str());
+    return output.ExitCode(0);
+  }
+  Throw(ErrorKind::kUsage, "{}; `winnow --help` and `winnow COMMAND --help` explain",
+        unknown.empty() ? UsageMessage(app, error) : unknown);
+}
+
+int ParseAndRun(CLI::App& app, const CommandContext& context, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return FinishParsing(app, error);
+  }
+  if (context.verbose) ForwardLibraryLog([](const char* text) { WriteErrorLines(text); });
+  return context.run();
+}
+
 int Main(int argc, char** argv) {
   ReserveStandardStreams();
   InstallSignalHandlers();
   CommandContext context;
   CLI::App app("", "winnow");
   DefineProgram(app, context);
-  const std::vector<std::string> args(argv + 1, argv + argc);
-  // Also where parsing itself fails.
-  const bool json = std::find(args.begin(), args.end(), "--json") != args.end();
   try {
-    CheckCommandName(app, args);
-    app.parse(argc, argv);
-    if (context.verbose) ForwardLibraryLog([](const char* text) { WriteError(text); });
-    return context.run();
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return Report(
-        DescribeError(ErrorKind::kUsage),
-        UsageMessage(app, error) + "; `winnow --help` and `winnow COMMAND --help` explain", json);
+    return ParseAndRun(app, context, argc, argv);
   } catch (const Error& error) {
-    return Report(DescribeError(error.kind()), error.what(), json);
+    return Report(DescribeError(error.kind()), error.what(), WantsJson(app));
   } catch (const std::bad_alloc&) {
-    return Report(DescribeError(ErrorKind::kResource), "out of memory", json);
+    return Report(DescribeError(ErrorKind::kResource), "out of memory", WantsJson(app));
   } catch (const std::exception& error) {
     return Report(DescribeError(std::nullopt), fmt::format("internal error: {}", error.what()),
-                  json);
+                  WantsJson(app));
   }
 }
 

@@ -49,10 +49,21 @@ std::string FormatCount(int64_t n);         // "6,812"
 std::string FormatBytes(uint64_t bytes);    // "156 MiB", "1.2 GiB"
 std::string FormatSeconds(double seconds);  // "0.42 s", "73 s"
 
-// Writes `text` to stderr as it is. A failure (stderr closed, its reader gone) is ignored.
+// `text` as a terminal may show it: control characters (C0, DEL, C1), the separators and overrides
+// of Unicode that move what follows (U+2028, U+2029, U+200E, U+200F, U+202A to U+202E, U+2066 to
+// U+2069) and bytes that are not UTF-8 become "\\n", "\\x1b", "\\u009b"; everything else stays. For
+// names and messages from outside: a file's name must not command the terminal. Only for people:
+// JSON keeps the text.
+std::string EscapeControls(std::string_view text);
+
+// Writes `text` to stderr as it is: what the program itself draws with. A failure (stderr closed,
+// its reader gone) is ignored.
 void WriteError(std::string_view text);
 
-// A line on stderr, after "winnow: "; likewise.
+// Writes text of several lines to stderr, each through EscapeControls.
+void WriteErrorLines(std::string_view text);
+
+// A line on stderr, after "winnow: ", through EscapeControls.
 void Warn(std::string_view message);
 
 }  // namespace winnow

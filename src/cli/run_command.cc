@@ -84,13 +84,12 @@ void PrintNotes(const RunFlags& flags, const Prompt& prompt, const Tokenizer& to
 
 int Run(const RunFlags& flags, bool json) {
   Validate(flags.generation);
-  CheckPeerName(flags.peer);
   const std::string question = Question(flags);
   DocumentSet set = ReadDocuments(flags.prompt);
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
-  LoadedModel loaded = LoadModel(flags.model, ReadChatTemplate(flags.prompt));
+  LoadedModel loaded = LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
   const Prompt prompt =
       BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
   PrintNotes(flags, prompt, *loaded.tokenizer);
@@ -121,7 +120,7 @@ int Run(const RunFlags& flags, bool json) {
     object.update(ToJson(record));
     output.Write(DumpJson(object, /*indent=*/true) + "\n");
   } else if (!flags.quiet && !output.failed()) {
-    WriteError("\n" + FormatTable(record));
+    WriteErrorLines("\n" + FormatTable(record));
   }
   if (signal != 0) return 128 + signal;
   return output.ExitCode(exit_code);
@@ -136,9 +135,11 @@ void AddRunCommand(CLI::App& app, CommandContext& context) {
       ->add_option("-p,--prompt", flags->question,
                    "The question, or '-' to read it from standard input")
       ->type_name("TEXT")
+      ->check(NotEmpty())
       ->group("Prompt");
   command->add_option("--prompt-file", flags->prompt_file, "Read the question from a file")
       ->type_name("FILE")
+      ->check(NotEmpty())
       ->group("Prompt");
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
@@ -150,6 +151,7 @@ void AddRunCommand(CLI::App& app, CommandContext& context) {
       ->add_option("--peer", flags->peer,
                    "Afterwards run 'llama.cpp' on the same prompt and show both in the table")
       ->type_name("NAME")
+      ->transform(OneOf("peer", PeerNames()))
       ->group("Output");
   command->footer(
       "Example: ask about every text file below notes/\n"

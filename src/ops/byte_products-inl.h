@@ -26,6 +26,59 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
+// Stores the nearest integers of values in [-127, 127] as bytes and returns them.
+HWY_INLINE VF32 StoreRoundedToBytes(VF32 values, int8_t* to) {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  const __m512i rounded = _mm512_cvtps_epi32(values.raw);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(rounded));
+  return VF32{_mm512_cvtepi32_ps(rounded)};
+#else
+  const hn::Rebind<int8_t, F32> i8;
+  const auto rounded = hn::NearestInt(values);
+  hn::StoreU(hn::DemoteTo(i8, rounded), i8, to);
+  return hn::ConvertTo(F32(), rounded);
+#endif
+}
+
+// The larger magnitude, without sign.
+HWY_INLINE VF32 MaxMagnitude(VF32 a, VF32 b) {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  constexpr int kLargerMagnitudeWithoutSign = 0b1011;
+  return VF32{_mm512_range_ps(a.raw, b.raw, kLargerMagnitudeWithoutSign)};
+#else
+  return hn::Max(a, hn::Abs(b));
+#endif
+}
+
+// Stores the nearest integers of factor·values[0..n) (in [-127, 127]; n a multiple of 16) as bytes
+// and returns partial sums of them.
+HWY_INLINE VF32 StoreRoundedRow(const float* values, VF32 factor, size_t n, int8_t* to) {
+  const F32 f32;
+  size_t i = 0;
+  VF32 sum = hn::Zero(f32);
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  __m512i total = _mm512_setzero_si512();
+  // Packing works within blocks of 128 bits; then the blocks' parts are put in order.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (; i + 64 <= n; i += 64) {
+    __m512i part[4];
+    HWY_UNROLL(4)
+    for (size_t j = 0; j < 4; ++j) {
+      part[j] = _mm512_cvtps_epi32(hn::Mul(factor, hn::LoadU(f32, values + i + 16 * j)).raw);
+      total = _mm512_add_epi32(total, part[j]);
+    }
+    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(part[0], part[1]),
+                                             _mm512_packs_epi32(part[2], part[3]));
+    _mm512_storeu_si512(to + i, _mm512_permutexvar_epi32(order, bytes));
+  }
+  sum = VF32{_mm512_cvtepi32_ps(total)};
+#endif
+  for (; i < n; i += kLanes) {
+    sum = hn::Add(sum, StoreRoundedToBytes(hn::Mul(factor, hn::LoadU(f32, values + i)), to + i));
+  }
+  return sum;
+}
+
 // sums[r * stride + lane] = Σ_row code[lane][row]·factors[r * factor_stride + row] for one group of
 // 16 lanes.
 template <int kBits, size_t kHeads>
@@ -71,9 +124,11 @@ HWY_INLINE int32_t FourBytes(const int8_t* from) {
   return four;
 }
 
-// sums[r * stride + g * 16 + lane] = Σ_row code[g][lane][row]·factors[r * factor_stride + row] for
-// kGroups groups of 16 lanes, whose lines lie `group_bytes` apart; `n_lines` lines a group, each of
-// 4·8/kBits rows. |factor| <= 127.
+// Calls store(r, g * 16 + lane, sums of some lanes from `lane` on) with Σ_row
+// code[g][lane][row]·factors[r * factor_stride + row] for kGroups groups of 16 lanes, whose lines
+// lie `group_bytes` apart; `n_lines` lines a group, each of 4·8/kBits rows. |factor| <= 127. What
+// lies at `next` as the codes lie at `codes` is prefetched line by line: in bursts, prefetches
+// stall the processor.
 #if HWY_TARGET == HWY_AVX3_DL
 // sum + Σ of four products a lane. Highway 1.0.3 detects the instruction for this target but leaves
 // it out of what the compiler may use, so the intrinsic does not compile.
@@ -82,10 +137,10 @@ HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i codes, __m512i factors) 
   return sum;
 }
 
-template <int kBits, size_t kHeads, size_t kGroups>
-HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
-                             const int8_t* factors, size_t factor_stride, int32_t* sums,
-                             size_t stride) {
+template <int kBits, size_t kHeads, size_t kGroups, class Store>
+HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
+                             size_t group_bytes, const int8_t* factors, size_t factor_stride,
+                             Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
   const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
   __m512i acc[kHeads * kGroups];
@@ -95,6 +150,7 @@ HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t grou
     __m512i rest[kGroups];
     HWY_UNROLL(2)
     for (size_t g = 0; g < kGroups; ++g) {
+      __builtin_prefetch(next + g * group_bytes + line * 64, 0, 2);
       rest[g] = _mm512_loadu_si512(codes + g * group_bytes + line * 64);
     }
     HWY_UNROLL(4)
@@ -118,21 +174,22 @@ HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t grou
   }
   HWY_UNROLL(8)
   for (size_t a = 0; a < kHeads * kGroups; ++a) {
-    _mm512_storeu_si512(sums + a / kGroups * stride + a % kGroups * 16, acc[a]);
+    store(a / kGroups, a % kGroups * 16, hn::Vec512<int32_t>{acc[a]});
   }
 }
 #else
 // Pairs of products are summed in 16 bits: at most 2·15·127 each, eight of which fit.
-template <int kBits, size_t kHeads, size_t kGroups>
-HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
-                             const int8_t* factors, size_t factor_stride, int32_t* sums,
-                             size_t stride) {
+template <int kBits, size_t kHeads, size_t kGroups, class Store>
+HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
+                             size_t group_bytes, const int8_t* factors, size_t factor_stride,
+                             Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
   constexpr size_t kLinesOfSum = 8 / (kPlanesOfLine > 2 ? 4 : kPlanesOfLine);
   const __m256i mask = _mm256_set1_epi8((1 << kBits) - 1);
   const __m256i ones = _mm256_set1_epi16(1);
   for (size_t half = 0; half < 2 * kGroups; ++half) {
     const std::byte* from = codes + half / 2 * group_bytes + half % 2 * 32;
+    const std::byte* ahead = next + half / 2 * group_bytes + half % 2 * 32;
     __m256i acc[kHeads];
     HWY_UNROLL(4)
     for (__m256i& a : acc) a = _mm256_setzero_si256();
@@ -142,6 +199,7 @@ HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t grou
       for (__m256i& a : pairs) a = _mm256_setzero_si256();
       const size_t end = line + kLinesOfSum < n_lines ? line + kLinesOfSum : n_lines;
       for (; line < end; ++line) {
+        __builtin_prefetch(ahead + line * 64, 0, 2);
         __m256i rest = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + line * 64));
         HWY_UNROLL(4)
         for (int plane = 0; plane < kPlanesOfLine; ++plane) {
@@ -162,7 +220,7 @@ HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t grou
     }
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + r * stride + half * 8), acc[r]);
+      store(r, half * 8, hn::Vec256<int32_t>{acc[r]});
     }
   }
 }

@@ -87,38 +87,59 @@ struct Q8Row {
   }
 };
 
-// Writes the sums of the lanes of a, b, c and d to sums[0..3]. A template only so that branches for
+struct SumOp {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Add(a, b);
+  }
+};
+struct MaxOp {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Max(a, b);
+  }
+};
+
+// Writes op over the lanes of a, b, c and d to results[0..3]. A template only so that branches for
 // other vector lengths are not compiled.
-template <class D>
-HWY_INLINE void StoreSums4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c,
-                           hn::Vec<D> d, float* sums) {
+template <class D, class Op>
+HWY_INLINE void StoreReduced4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c,
+                              hn::Vec<D> d, Op op, float* results) {
 #if HWY_TARGET == HWY_SCALAR
-  sums[0] = hn::GetLane(a);
-  sums[1] = hn::GetLane(b);
-  sums[2] = hn::GetLane(c);
-  sums[3] = hn::GetLane(d);
+  results[0] = hn::GetLane(a);
+  results[1] = hn::GetLane(b);
+  results[2] = hn::GetLane(c);
+  results[3] = hn::GetLane(d);
 #else
-  // Within each 128-bit block: a transposing tree, 9 operations for four sums.
+  // Within each 128-bit block: a transposing tree, 9 operations for four results.
   const hn::Repartition<uint64_t, D> u64;
-  const auto ab = hn::Add(hn::InterleaveLower(f32, a, b), hn::InterleaveUpper(f32, a, b));
-  const auto cd = hn::Add(hn::InterleaveLower(f32, c, d), hn::InterleaveUpper(f32, c, d));
+  const auto ab = op(hn::InterleaveLower(f32, a, b), hn::InterleaveUpper(f32, a, b));
+  const auto cd = op(hn::InterleaveLower(f32, c, d), hn::InterleaveUpper(f32, c, d));
   const auto ab64 = hn::BitCast(u64, ab);
   const auto cd64 = hn::BitCast(u64, cd);
-  const auto abcd = hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)),
-                            hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
+  const auto abcd = op(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)),
+                       hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
   // Then the blocks are folded onto each other.
   if constexpr (hn::MaxLanes(D()) == 16) {
     const hn::Half<D> half;
     const hn::Half<decltype(half)> quarter;
-    const auto sum = hn::Add(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd));
-    hn::StoreU(hn::Add(hn::LowerHalf(quarter, sum), hn::UpperHalf(quarter, sum)), quarter, sums);
+    const auto halves = op(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd));
+    hn::StoreU(op(hn::LowerHalf(quarter, halves), hn::UpperHalf(quarter, halves)), quarter,
+               results);
   } else if constexpr (hn::MaxLanes(D()) == 8) {
     const hn::Half<D> half;
-    hn::StoreU(hn::Add(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd)), half, sums);
+    hn::StoreU(op(hn::LowerHalf(half, abcd), hn::UpperHalf(half, abcd)), half, results);
   } else {
-    hn::StoreU(abcd, f32, sums);
+    hn::StoreU(abcd, f32, results);
   }
 #endif
+}
+
+// The sums of the lanes of a, b, c and d.
+template <class D>
+HWY_INLINE void StoreSums4(D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> d,
+                           float* sums) {
+  StoreReduced4(f32, a, b, c, d, SumOp(), sums);
 }
 
 }  // namespace HWY_NAMESPACE

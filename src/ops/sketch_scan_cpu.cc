@@ -25,167 +25,203 @@ namespace HWY_NAMESPACE {
 // Query heads that are processed together.
 constexpr size_t kMaxScanHeads = 4;
 constexpr size_t kMaxScanDim = 512;
+// Pages that pass each stage together: a page alone is one long chain of dependent operations.
+constexpr size_t kPagesTogether = 4;
 constexpr size_t kSlotStride = kMaxSketchSlots;
+constexpr float kLog2E = std::numbers::log2e_v<float>;
 
-// What the products with the codes of one page need, for kHeads query heads:
-// score = offset + scale·Σ factor·code.
-template <size_t kHeads>
+// What the products with the codes of one page need, for four query heads (of which the last may
+// be unused): score = offset + scale·Σ factor·code.
 struct PageFactors {
-  alignas(64) float exact[kHeads][kMaxScanDim];     // q_c·step_c
-  alignas(64) int8_t rounded[kHeads][kMaxScanDim];  // the same over `scale`
-  float scale[kHeads];
-  float offset[kHeads];
+  alignas(64) float exact[kMaxScanHeads * kMaxScanDim];     // [heads, dim]: q_c·step_c
+  alignas(64) int8_t rounded[kMaxScanHeads * kMaxScanDim];  // the same over `scale`
+  float scale[kMaxScanHeads];
+  float offset[kMaxScanHeads];
 };
 
 struct Page {
   const std::byte* minimum;
   const std::byte* step;
   const std::byte* codes;
+  ptrdiff_t next;  // bytes from here to the page to be prefetched
 };
 
-// q_c·step_c, and Σ q_c·minimum_c as the offset; returns the largest |q_c·step_c| in `largest`.
-template <size_t kHeads>
-HWY_INLINE void MultiplySteps(const Page& page, const float* q, size_t dim,
-                              PageFactors<kHeads>& factors, float* largest) {
+// The factors, and as integers f̂ at most 127 where the codes are multiplied so. Then their rounding
+// errors e = f − f̂ meet the codes less their centre: Σ f·code = Σ f̂·code + Σ e·centre + Σ e·(code −
+// centre), of which the last is neglected.
+template <int kBits, size_t kHeads, size_t kDim>
+HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
+                            PageFactors& factors) {
+  const size_t dim = kDim == 0 ? any_dim : kDim;
+  constexpr float kCentre = kHasByteProducts<kBits> ? ((1 << kBits) - 1) / 2.0f : 0.0f;
   const F32 f32;
-  VF32 offset[kHeads];
-  VF32 max[kHeads];
+  const VF32 centre = hn::Set(f32, kCentre);
+  VF32 offset[kMaxScanHeads];
+  VF32 largest[kMaxScanHeads];
   HWY_UNROLL(4)
-  for (size_t r = 0; r < kHeads; ++r) offset[r] = max[r] = hn::Zero(f32);
+  for (size_t r = 0; r < kMaxScanHeads; ++r) offset[r] = largest[r] = hn::Zero(f32);
   for (size_t i = 0; i < dim; i += kLanes) {
-    const VF32 minimum = F16Row::Load(page.minimum, i);
+    if (i % 32 == 0) {  // a line of each
+      __builtin_prefetch(F16Row::At(page.minimum, i) + page.next, 0, 2);
+      __builtin_prefetch(F16Row::At(page.step, i) + page.next, 0, 2);
+    }
     const VF32 step = F16Row::Load(page.step, i);
+    const VF32 middle = hn::MulAdd(step, centre, F16Row::Load(page.minimum, i));
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
       const VF32 query = hn::LoadU(f32, q + r * dim + i);
       const VF32 product = hn::Mul(query, step);
-      hn::StoreU(product, f32, factors.exact[r] + i);
-      offset[r] = hn::MulAdd(query, minimum, offset[r]);
-      max[r] = hn::Max(max[r], hn::Abs(product));
+      hn::StoreU(product, f32, factors.exact + r * dim + i);
+      offset[r] = hn::MulAdd(query, middle, offset[r]);
+      largest[r] = MaxMagnitude(largest[r], product);
     }
   }
-  HWY_UNROLL(4)
-  for (size_t r = 0; r < kHeads; ++r) {
-    factors.offset[r] = hn::GetLane(hn::SumOfLanes(f32, offset[r]));
-    factors.scale[r] = 1.0f;
-    largest[r] = hn::GetLane(hn::MaxOfLanes(f32, max[r]));
-  }
-}
-
-// Rounds the factors to bytes. The rounding errors e_c meet the codes less their centre:
-// Σ f·code = Σ (f − e)·code + Σ e·centre + Σ e·(code − centre), of which the last is neglected.
-template <int kBits, size_t kHeads>
-HWY_INLINE void RoundFactors(size_t dim, const float* largest, PageFactors<kHeads>& factors) {
-  constexpr float kCentre = ((1 << kBits) - 1) / 2.0f;
-  const F32 f32;
-  const hn::Rebind<int8_t, F32> i8;
-  for (size_t r = 0; r < kHeads; ++r) {
-    const float scale = largest[r] / 127.0f;
-    const VF32 inverse = hn::Set(f32, largest[r] > 0 ? 127.0f / largest[r] : 0.0f);
-    const VF32 scale_lanes = hn::Set(f32, scale);
-    VF32 error = hn::Zero(f32);
-    for (size_t i = 0; i < dim; i += kLanes) {
-      const VF32 exact = hn::LoadU(f32, factors.exact[r] + i);
-      const auto rounded = hn::NearestInt(hn::Mul(exact, inverse));
-      hn::StoreU(hn::DemoteTo(i8, rounded), i8, factors.rounded[r] + i);
-      error = hn::Add(error, hn::NegMulAdd(hn::ConvertTo(f32, rounded), scale_lanes, exact));
+  if constexpr (kHasByteProducts<kBits>) {
+    float levels[kMaxScanHeads];
+    StoreReduced4(f32, largest[0], largest[1], largest[2], largest[3], MaxOp(), levels);
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kHeads; ++r) {
+      // Of all zeros, which 0 does not divide.
+      const float level = std::max(levels[r], std::numeric_limits<float>::min() * 127);
+      factors.scale[r] = level / 127.0f;
+      const VF32 sum = StoreRoundedRow(factors.exact + r * dim, hn::Set(f32, 127.0f / level), dim,
+                                       factors.rounded + r * dim);
+      offset[r] = hn::NegMulAdd(sum, hn::Set(f32, kCentre * factors.scale[r]), offset[r]);
     }
-    factors.scale[r] = scale;
-    factors.offset[r] += kCentre * hn::GetLane(hn::SumOfLanes(f32, error));
   }
+  StoreSums4(f32, offset[0], offset[1], offset[2], offset[3], factors.offset);
 }
 
-// scores[r * kSlotStride + t] of the tokens of one page.
-template <int kBits, size_t kHeads>
-HWY_INLINE void ScorePage(const Page& page, const float* q, size_t dim, size_t slots,
-                          PageFactors<kHeads>& factors, float* scores) {
-  float largest[kHeads];
-  MultiplySteps<kHeads>(page, q, dim, factors, largest);
+// scores[r * kSlotStride + t] of the tokens of one page, times log2(e).
+template <int kBits, size_t kHeads, size_t kDim>
+HWY_INLINE void ScorePage(const Page& page, size_t any_dim, size_t slots,
+                          const PageFactors& factors, float* scores) {
+  const size_t dim = kDim == 0 ? any_dim : kDim;
   const size_t n_lines = dim * kBits / 32;
   const size_t group_bytes = n_lines * 64;
   if constexpr (kHasByteProducts<kBits>) {
-    RoundFactors<kBits, kHeads>(dim, largest, factors);
-    alignas(64) int32_t sums[kHeads * kSlotStride];
+    const auto store = [&](size_t r, size_t t, auto sums) HWY_ATTR {
+      const hn::Rebind<float, hn::DFromV<decltype(sums)>> f32;
+      hn::StoreU(hn::MulAdd(hn::ConvertTo(f32, sums), hn::Set(f32, factors.scale[r] * kLog2E),
+                            hn::Set(f32, factors.offset[r] * kLog2E)),
+                 f32, scores + r * kSlotStride + t);
+    };
     size_t t = 0;
     for (; t + 2 * kSketchLanes <= slots; t += 2 * kSketchLanes) {
-      ByteProducts<kBits, kHeads, 2>(page.codes + t / kSketchLanes * group_bytes, n_lines,
-                                     group_bytes, factors.rounded[0], kMaxScanDim, sums + t,
-                                     kSlotStride);
+      ByteProducts<kBits, kHeads, 2>(page.codes + t / kSketchLanes * group_bytes,
+                                     page.codes + t / kSketchLanes * group_bytes + page.next,
+                                     n_lines, group_bytes, factors.rounded, dim,
+                                     [&](size_t r, size_t lane, auto sums)
+                                         HWY_ATTR { store(r, t + lane, sums); });
     }
     for (; t < slots; t += kSketchLanes) {
-      ByteProducts<kBits, kHeads, 1>(page.codes + t / kSketchLanes * group_bytes, n_lines,
-                                     group_bytes, factors.rounded[0], kMaxScanDim, sums + t,
-                                     kSlotStride);
-    }
-    const F32 f32;
-    const hn::RebindToSigned<F32> i32;
-    for (size_t r = 0; r < kHeads; ++r) {
-      const VF32 scale = hn::Set(f32, factors.scale[r]);
-      const VF32 offset = hn::Set(f32, factors.offset[r]);
-      for (size_t i = 0; i < slots; i += kLanes) {
-        const auto sum = hn::LoadU(i32, sums + r * kSlotStride + i);
-        hn::StoreU(hn::MulAdd(hn::ConvertTo(f32, sum), scale, offset), f32,
-                   scores + r * kSlotStride + i);
-      }
+      ByteProducts<kBits, kHeads, 1>(page.codes + t / kSketchLanes * group_bytes,
+                                     page.codes + t / kSketchLanes * group_bytes + page.next,
+                                     n_lines, group_bytes, factors.rounded, dim,
+                                     [&](size_t r, size_t lane, auto sums)
+                                         HWY_ATTR { store(r, t + lane, sums); });
     }
   } else {
     for (size_t t = 0; t < slots; t += kSketchLanes) {
       FloatProducts<kBits, kHeads>(page.codes + t / kSketchLanes * group_bytes, n_lines,
-                                   factors.exact[0], kMaxScanDim, scores + t, kSlotStride);
+                                   factors.exact, dim, scores + t, kSlotStride);
     }
     for (size_t r = 0; r < kHeads; ++r) {
       float* row = scores + r * kSlotStride;
-      for (size_t t = 0; t < slots; ++t) row[t] += factors.offset[r];
+      for (size_t t = 0; t < slots; ++t) row[t] = (row[t] + factors.offset[r]) * kLog2E;
     }
   }
 }
 
-// The mass of one page and, where wanted, its tokens' weights.
+// The masses of one page from its scores and, where wanted, its tokens' weights, `weight_stride`
+// from one head to the next.
+template <size_t kHeads>
 HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, float* page_sum,
-                        uint8_t* weights) {
+                        uint8_t* weights, size_t weight_stride) {
   const F32 f32;
-  const hn::Rebind<uint8_t, F32> u8;
-  VF32 max = hn::LoadU(f32, scores);
-  for (size_t i = kLanes; i < slots; i += kLanes) max = hn::Max(max, hn::LoadU(f32, scores + i));
-  max = hn::MaxOfLanes(f32, max);
-  const VF32 log2_e = hn::Set(f32, std::numbers::log2e_v<float>);
-  VF32 sum = hn::Zero(f32);
-  for (size_t i = 0; i < slots; i += kLanes) {
-    const VF32 p = FastExp2(f32, hn::Mul(hn::Sub(hn::LoadU(f32, scores + i), max), log2_e));
-    sum = hn::Add(sum, p);
-    if (weights != nullptr) {
-      hn::StoreU(hn::DemoteTo(u8, hn::NearestInt(hn::Mul(p, hn::Set(f32, 127.0f)))), u8,
-                 weights + i);
-    }
+  VF32 max[kMaxScanHeads];
+  VF32 sum[kMaxScanHeads];
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kMaxScanHeads; ++r) {
+    const float* row = scores + std::min(r, kHeads - 1) * kSlotStride;
+    max[r] = hn::LoadU(f32, row);
+    sum[r] = hn::Zero(f32);
+    if (r >= kHeads) continue;
+    for (size_t i = kLanes; i < slots; i += kLanes)
+      max[r] = hn::Max(max[r], hn::LoadU(f32, row + i));
   }
-  *page_max = hn::GetLane(max);
-  *page_sum = hn::GetLane(hn::SumOfLanes(f32, sum));
+  StoreReduced4(f32, max[0], max[1], max[2], max[3], MaxOp(), page_max);
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kHeads; ++r) {
+    const VF32 reference = hn::Set(f32, page_max[r]);
+    for (size_t i = 0; i < slots; i += kLanes) {
+      const VF32 score = hn::LoadU(f32, scores + r * kSlotStride + i);
+      const VF32 p = QuickExp2(f32, hn::Sub(score, reference));
+      sum[r] = hn::Add(sum[r], p);
+      if (weights != nullptr) {
+        StoreRoundedToBytes(hn::Mul(p, hn::Set(f32, 127.0f)),
+                            reinterpret_cast<int8_t*>(weights + r * weight_stride + i));
+      }
+    }
+    page_max[r] *= std::numbers::ln2_v<float>;
+  }
+  StoreSums4(f32, sum[0], sum[1], sum[2], sum[3], page_sum);
 }
 
-template <int kBits, size_t kHeads>
-void ScanHeads(const PageScanTask& task, Plane plane_kind, const SketchFormat& format,
-               size_t first_head) {
+template <int kBits, size_t kHeads, size_t kDim>
+void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& format,
+             size_t first_head) {
   const PagedKv& kv = *task.kv;
   const PageMasses& masses = task.masses;
   const auto slots = static_cast<size_t>(kv.layout->slots);
   const auto stride = static_cast<size_t>(masses.stride);
-  PageFactors<kHeads> factors;
-  alignas(64) float scores[kHeads * kSlotStride];
-  for (int64_t p = task.begin_page; p < task.end_page; ++p) {
-    const std::byte* plane = kv.PlaneOf(plane_kind, p, task.head);
-    if (p + 1 < task.end_page) {
+  PageFactors factors[kPagesTogether];
+  alignas(64) float scores[kPagesTogether][kHeads * kSlotStride];
+  for (int64_t first = task.begin_page; first < task.end_page;
+       first += static_cast<int64_t>(kPagesTogether)) {
+    const size_t n = std::min<size_t>(kPagesTogether, task.end_page - first);
+    Page pages[kPagesTogether];
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t p = first + static_cast<int64_t>(i);
+      const std::byte* plane = kv.PlaneOf(plane_kind, p, task.head);
       // The hardware follows one page's bytes; the jump to the next is told to it ahead.
-      const std::byte* next = kv.PlaneOf(plane_kind, p + 1, task.head);
-      for (size_t b = 0; b < format.scan_bytes(); b += 64) __builtin_prefetch(next + b, 0, 2);
+      const int64_t ahead = std::min(p + static_cast<int64_t>(kPagesTogether), masses.n_pages - 1);
+      pages[i] = {plane, plane + 2 * format.dim, plane + format.code_offset,
+                  kv.PlaneOf(plane_kind, ahead, task.head) - plane};
     }
-    const Page page{plane, plane + 2 * format.dim, plane + format.code_offset};
-    ScorePage<kBits, kHeads>(page, task.q + first_head * format.dim, format.dim, slots, factors,
-                             scores);
-    for (size_t r = 0; r < kHeads; ++r) {
-      const size_t at = (first_head + r) * stride + static_cast<size_t>(p);
-      SumPage(scores + r * kSlotStride, slots, masses.max + at, masses.sum + at,
-              masses.weights == nullptr ? nullptr : masses.weights + at * slots);
+    for (size_t i = 0; i < n; ++i) {
+      MakeFactors<kBits, kHeads, kDim>(pages[i], task.q + first_head * format.dim, format.dim,
+                                       factors[i]);
     }
+    for (size_t i = 0; i < n; ++i) {
+      ScorePage<kBits, kHeads, kDim>(pages[i], format.dim, slots, factors[i], scores[i]);
+    }
+    for (size_t i = 0; i < n; ++i) {
+      const size_t at = first_head * stride + static_cast<size_t>(first) + i;
+      float page_max[kMaxScanHeads];
+      float page_sum[kMaxScanHeads];
+      SumPage<kHeads>(scores[i], slots, page_max, page_sum,
+                      masses.weights == nullptr ? nullptr : masses.weights + at * slots,
+                      stride * slots);
+      for (size_t r = 0; r < kHeads; ++r) {
+        masses.max[at + r * stride] = page_max[r];
+        masses.sum[at + r * stride] = page_sum[r];
+      }
+    }
+  }
+}
+
+// Loops over the channels are unrolled for the usual head dimensions.
+template <int kBits, size_t kHeads>
+void ScanHeads(const PageScanTask& task, Plane plane, const SketchFormat& format,
+               size_t first_head) {
+  switch (kHasByteProducts<kBits> ? format.dim : 0) {
+    case 64:
+      return ScanRun<kBits, kHeads, 64>(task, plane, format, first_head);
+    case 128:
+      return ScanRun<kBits, kHeads, 128>(task, plane, format, first_head);
+    default:
+      return ScanRun<kBits, kHeads, 0>(task, plane, format, first_head);
   }
 }
 

@@ -21,11 +21,13 @@ namespace HWY_NAMESPACE {
 
 // Query heads that are processed together.
 constexpr size_t kMaxValueHeads = 4;
+constexpr size_t kPagesAhead = 2;
 
 struct ValuePage {
   const std::byte* minimum;
   const std::byte* step;
   const std::byte* codes;
+  ptrdiff_t next;          // bytes from here to the page to be prefetched
   const uint8_t* weights;  // [kHeads], weight_stride apart
   size_t weight_stride;
 };
@@ -33,19 +35,17 @@ struct ValuePage {
 // products[r * kSketchLanes * kGroups + lane] = Σ_t weight[r][t]·code[t][lane], as float.
 template <int kBits, size_t kHeads, size_t kGroups>
 HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, float* products) {
-  const F32 f32;
   constexpr size_t kStride = kSketchLanes * kGroups;
   const size_t n_lines = slots * kBits / 32;
   const std::byte* codes = page.codes + group * n_lines * 64;
   if constexpr (kHasByteProducts<kBits>) {
-    alignas(64) int32_t sums[kHeads * kStride];
-    ByteProducts<kBits, kHeads, kGroups>(codes, n_lines, n_lines * 64,
-                                         reinterpret_cast<const int8_t*>(page.weights),
-                                         page.weight_stride, sums, kStride);
-    const hn::RebindToSigned<F32> i32;
-    for (size_t i = 0; i < kHeads * kStride; i += kLanes) {
-      hn::StoreU(hn::ConvertTo(f32, hn::LoadU(i32, sums + i)), f32, products + i);
-    }
+    ByteProducts<kBits, kHeads, kGroups>(
+        codes, codes + page.next, n_lines, n_lines * 64,
+        reinterpret_cast<const int8_t*>(page.weights), page.weight_stride,
+        [&](size_t r, size_t lane, auto sums) HWY_ATTR {
+          const hn::Rebind<float, hn::DFromV<decltype(sums)>> f32;
+          hn::StoreU(hn::ConvertTo(f32, sums), f32, products + r * kStride + lane);
+        });
   } else {
     float weights[kHeads * kMaxSketchSlots];
     for (size_t r = 0; r < kHeads; ++r) {
@@ -70,6 +70,10 @@ HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, c
   WeighCodes<kBits, kHeads, kGroups>(page, group, slots, products);
   for (size_t i = 0; i < kStride; i += kLanes) {
     const size_t channel = group * kSketchLanes + i;
+    if (channel % 32 == 0) {  // a line of each
+      __builtin_prefetch(F16Row::At(page.minimum, channel) + page.next, 0, 2);
+      __builtin_prefetch(F16Row::At(page.step, channel) + page.next, 0, 2);
+    }
     const VF32 minimum = F16Row::Load(page.minimum, channel);
     const VF32 step = F16Row::Load(page.step, channel);
     HWY_UNROLL(4)
@@ -95,13 +99,14 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
   float totals[kHeads] = {};
   for (size_t i = 0; i < task.pages.size(); ++i) {
     const auto p = static_cast<size_t>(task.pages[i]);
-    if (i + 1 < task.pages.size()) {
-      const std::byte* next = kv.PlaneOf(task.plane, task.pages[i + 1], task.head);
-      for (size_t b = 0; b < format.scan_bytes(); b += 64) __builtin_prefetch(next + b, 0, 2);
-    }
     const std::byte* plane = kv.PlaneOf(task.plane, task.pages[i], task.head);
-    const ValuePage page{plane, plane + 2 * format.dim, plane + format.code_offset,
-                         task.masses.weights + (first_head * stride + p) * slots, stride * slots};
+    const size_t ahead = std::min(i + kPagesAhead, task.pages.size() - 1);
+    const ValuePage page{plane,
+                         plane + 2 * format.dim,
+                         plane + format.code_offset,
+                         kv.PlaneOf(task.plane, task.pages[ahead], task.head) - plane,
+                         task.masses.weights + (first_head * stride + p) * slots,
+                         stride * slots};
     float mass[kHeads];
     float unit[kHeads];
     for (size_t r = 0; r < kHeads; ++r) {

@@ -17,7 +17,6 @@ namespace winnow {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
 constexpr std::string_view kWhiteSpace = " \t\r\n\v\f";
 
 // Why `bytes` cannot serve as a document, or nothing if they can.
@@ -30,7 +29,7 @@ std::optional<std::string> WhyNotText(std::string_view bytes) {
     return fmt::format("not UTF-8 text (byte 0x{:02x} at offset {})",
                        static_cast<unsigned char>(bytes[offset]), offset);
   }
-  if (bytes.starts_with(kUtf8Mark)) bytes.remove_prefix(kUtf8Mark.size());
+  bytes = WithoutByteOrderMark(bytes);
   if (bytes.empty()) return "empty";
   if (bytes.find_first_not_of(kWhiteSpace) == std::string_view::npos) return "only white space";
   return std::nullopt;
@@ -71,7 +70,7 @@ class Loader {
       return Skip(path, fmt::format("cannot be read: {}", std::strerror(error)));
     }
     if (const auto reason = WhyNotText(bytes)) return Skip(path, *reason);
-    if (bytes.starts_with(kUtf8Mark)) bytes.erase(0, kUtf8Mark.size());
+    bytes.erase(0, bytes.size() - WithoutByteOrderMark(bytes).size());
     set_.documents.push_back({ReplaceInvalidUtf8(path), std::move(bytes)});
   }
 

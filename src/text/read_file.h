@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace winnow {
 
@@ -9,5 +10,8 @@ namespace winnow {
 // errno of what failed; EFBIG beyond 1 GiB, more than can be tokenised at once (and an end to
 // devices that have none).
 int ReadFile(const std::string& path, std::string* bytes);
+
+// `text` without the byte-order mark that some editors put before UTF-8 text; it says nothing.
+std::string_view WithoutByteOrderMark(std::string_view text);
 
 }  // namespace winnow

@@ -1,18 +1,11 @@
-// The program as a whole: exit codes, messages, JSON, signals, pipes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+// `winnow run` and `bench` as programs: exit codes, messages, JSON, signals, pipes.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "cli/child_process.h"
-#include "testing/paths.h"
-#include "testing/tiny_gguf.h"
+#include "cli/harness_test.h"
 
 namespace winnow {
 namespace {
@@ -27,96 +20,11 @@ using ::winnow::testing::ChildProcess;
 using ::winnow::testing::DefaultModelPath;
 using ::winnow::testing::ErrorStream;
 using ::winnow::testing::Finished;
+using ::winnow::testing::Prose;
 using ::winnow::testing::RunWinnow;
-
-std::string WriteFile(const std::string& name, const std::string& content) {
-  static const std::string kFolder = testing::TemporaryFolder();
-  const fs::path path = fs::path(kFolder) / name;
-  std::ofstream(path, std::ios::binary) << content;
-  return path.string();
-}
-
-// About `n` words of plain English, no two sentences alike.
-std::string Prose(int n) {
-  constexpr const char* kWords[] = {"the",   "river", "carries", "old",  "letters",
-                                    "under", "seven", "bridges", "each", "winter"};
-  std::string text;
-  for (int i = 0; i < n; ++i) {
-    text += kWords[(i * 7 + i / 10) % 10];
-    text += i % 12 == 11 ? ". " : " ";
-  }
-  return text;
-}
-
-void ExpectUsageError(const Finished& result, const std::string& message) {
-  EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr(message));
-  EXPECT_THAT(result.out, IsEmpty());
-}
-
-TEST(Usage, HelpAndVersionSucceed) {
-  const Finished help = RunWinnow({"--help"});
-  EXPECT_EQ(help.exit_code, 0);
-  for (const char* name : {"run", "chat", "inspect", "bench", "Exit codes", "winnow run -f"}) {
-    EXPECT_THAT(help.out, HasSubstr(name));
-  }
-  for (const char* command : {"run", "chat", "inspect", "bench"}) {
-    const Finished command_help = RunWinnow({command, "--help"});
-    EXPECT_EQ(command_help.exit_code, 0);
-    EXPECT_THAT(command_help.out, HasSubstr("--json")) << command;
-    EXPECT_THAT(command_help.out, Not(HasSubstr("Exit codes"))) << command;
-  }
-  const Finished version = RunWinnow({"--version"});
-  EXPECT_EQ(version.exit_code, 0);
-  EXPECT_THAT(version.out, HasSubstr("winnow "));
-}
-
-TEST(Usage, WrongCommandsAndFlagsOfferTheNearest) {
-  ExpectUsageError(RunWinnow({}), "--help");
-  ExpectUsageError(RunWinnow({"rum", "-p", "x"}), "did you mean 'run'?");
-  ExpectUsageError(RunWinnow({"run", "--treads", "2"}), "did you mean '--threads'?");
-  ExpectUsageError(RunWinnow({"run", "--max-token=3"}), "did you mean '--max-tokens'?");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--arm", "dence"}), "did you mean 'dense'?");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--peer", "llama.cp"}),
-                   "did you mean 'llama.cpp'?");
-  ExpectUsageError(RunWinnow({"bench", "--peer", "llama.cp"}), "did you mean 'llama.cpp'?");
-  // Before the model is looked for.
-  ExpectUsageError(RunWinnow({"bench", "-m", "/no/such", "--arm", "dence"}),
-                   "did you mean 'dense'?");
-}
-
-TEST(Usage, WrongValuesAreNamed) {
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "-t", "none"}), "--threads");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "-t", "0"}), "--threads");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-memory", "2X"}), "--kv-memory");
-  for (const char* size : {"9223372036854775808", "8388608T", "99999999999999999999999"}) {
-    ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-memory", size}), "--kv-memory");
-  }
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--repeat-last-n", "-2"}), "--repeat-last-n");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-type", "f61"}), "f61");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--temp", "-1", "--top-p", "2"}), "top");
-  ExpectUsageError(RunWinnow({"run", "-p", "x", "--prompt-file", "y"}), "--prompt-file");
-}
-
-TEST(Usage, JsonErrorsAreObjects) {
-  const Finished result = RunWinnow({"run", "--json", "--treads", "2"});
-  EXPECT_EQ(result.exit_code, 2);
-  const json error = json::parse(result.out);
-  EXPECT_EQ(error.at("schema"), "winnow.error/1");
-  EXPECT_EQ(error.at("error").at("kind"), "usage");
-  EXPECT_THAT(error.at("error").at("message").get<std::string>(), HasSubstr("--treads"));
-  EXPECT_THAT(result.err, HasSubstr("--treads"));
-}
-
-TEST(Usage, ErrorsSurviveClosedStreams) {
-  const std::vector<std::string> args = {"run", "--treads", "2"};
-  const Finished closed = ChildProcess(args, ErrorStream::kClosed).Finish();
-  EXPECT_EQ(closed.exit_code, 2);
-  EXPECT_THAT(closed.out, IsEmpty());
-  ChildProcess joined(args, ErrorStream::kOutput);
-  joined.CloseOutput();
-  EXPECT_EQ(joined.Finish().exit_code, 2);
-}
+using ::winnow::testing::TinyModel;
+using ::winnow::testing::WithModel;
+using ::winnow::testing::WriteFile;
 
 TEST(BadInput, Models) {
   const auto expect = [](const std::string& model, const std::string& message) {
@@ -132,12 +40,6 @@ TEST(BadInput, Models) {
   expect("synthetic:llama-3.1-8b", "not part of this version");
   expect(WriteFile("text.gguf", "This is not a model.\n"), "text.gguf");
   expect(WriteFile("empty.gguf", ""), "empty.gguf");
-}
-
-std::string TinyModel(const std::string& name, const testing::TinyGguf& options) {
-  std::string path = WriteFile(name, "");
-  testing::WriteTinyGguf(path, options);
-  return path;
 }
 
 TEST(BadInput, BrokenModels) {
@@ -181,28 +83,13 @@ TEST(TinyModels, WithoutATemplateGetPlainCompletionAndANote) {
 // Positions are divided by next to nothing, so that no logit is finite.
 TEST(TinyModels, AFailedRequestKeepsItsRecord) {
   const std::string path = TinyModel("failing.gguf", {.rope_linear_factor = 1e-40F});
-  const std::vector<std::string> args = {"-m", path, "-t", "1", "--json", "-q"};
-  std::vector<std::string> run = {"run", "-p", "hello"};
-  run.insert(run.end(), args.begin(), args.end());
-  const Finished result = RunWinnow(run);
+  const Finished result = RunWinnow({"run", "-p", "hello", "-m", path, "-t", "1", "--json", "-q"});
   const json record = json::parse(result.out);
   EXPECT_EQ(record.at("schema"), "winnow.run/1");
   EXPECT_EQ(record.at("finish_reason"), "failed");
   EXPECT_THAT(record.at("error").get<std::string>(), HasSubstr("not finite"));
   EXPECT_THAT(result.err, HasSubstr("not finite"));
   EXPECT_GT(result.exit_code, 0);
-
-  std::vector<std::string> chat = {"chat"};
-  chat.insert(chat.end(), args.begin(), args.end());
-  const Finished turns = RunWinnow(chat, "hello\nhello\n");
-  EXPECT_EQ(turns.exit_code, result.exit_code);
-  std::istringstream lines(turns.out);
-  int n_turns = 0;
-  for (std::string line; std::getline(lines, line); ++n_turns) {
-    EXPECT_EQ(json::parse(line).at("finish_reason"), "failed");
-    EXPECT_EQ(json::parse(line).at("turn"), 1);  // neither is part of the conversation
-  }
-  EXPECT_EQ(n_turns, 2);
 }
 
 TEST(TinyModels, BenchTakesBatchesAboveThePrefillChunk) {
@@ -228,7 +115,7 @@ TEST(BadInput, Documents) {
 
 TEST(BadInput, Questions) {
   for (const std::vector<std::string>& args :
-       {std::vector<std::string>{"run"}, {"run", "-p", ""}, {"run", "-p", "-"}}) {
+       {std::vector<std::string>{"run"}, {"run", "-p", "-"}}) {
     const Finished empty = RunWinnow(args);
     EXPECT_EQ(empty.exit_code, 3);
     EXPECT_THAT(empty.err, HasSubstr("the prompt is empty"));
@@ -244,26 +131,27 @@ TEST(BadInput, Questions) {
   EXPECT_THAT(unreadable.err, HasSubstr("/proc/self/mem: cannot be read: "));
 }
 
-// Everything below needs a model that answers.
-class WithModel : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!DefaultModelPath().has_value()) GTEST_SKIP() << "the default model is absent";
-  }
+TEST(TinyModels, AByteOrderMarkIsNotPartOfThePrompt) {
+  const std::string model = TinyModel("mark.gguf", {});
+  const auto prompt_tokens = [&](const std::string& text) {
+    const std::string file = WriteFile("question.txt", text);
+    const Finished result = RunWinnow(
+        {"run", "-m", model, "-t", "1", "-n", "1", "--json", "--prompt-file", file, "-f", file});
+    return json::parse(result.out).at("prompt_tokens").get<int64_t>();
+  };
+  EXPECT_EQ(prompt_tokens("\xEF\xBB\xBFhello"), prompt_tokens("hello"));
+  const std::string only = WriteFile("only.txt", "\xEF\xBB\xBF\n");
+  const Finished empty = RunWinnow({"run", "-m", model, "--prompt-file", only});
+  EXPECT_EQ(empty.exit_code, 3);
+  EXPECT_THAT(empty.err, HasSubstr("the prompt is empty"));
+}
 
-  static std::vector<std::string> Args(const std::string& command,
-                                       std::vector<std::string> more = {}) {
-    std::vector<std::string> args = {command, "-m", *DefaultModelPath()};
-    // One thread: these tests measure nothing, and threads that wait for each other suffer most on
-    // a busy machine.
-    if (command != "inspect") args.insert(args.end(), {"-t", "1"});
-    args.insert(args.end(), more.begin(), more.end());
-    return args;
-  }
-  static Finished Run(const std::vector<std::string>& more, const std::string& input = "") {
-    return RunWinnow(Args("run", more), input);
-  }
-};
+TEST(BadInput, NamesOfFilesDoNotCommandTheTerminal) {
+  const std::string file = WriteFile("a\x1b[2J\n.bin", std::string(1, '\0'));
+  const Finished result = RunWinnow({"run", "-p", "x", "-f", file});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("a\\x1b[2J\\n.bin: binary"), Not(HasSubstr("\x1b"))));
+}
 
 TEST_F(WithModel, AnswersOnStdoutAndReportsOnStderr) {
   const Finished result = Run({"--no-chat-template", "-p", "The capital of France is", "-n", "8"});
@@ -360,7 +248,7 @@ TEST_F(WithModel, TruncatedModelIsRefused) {
 
 TEST_F(WithModel, InterruptInMidPrefillKeepsARecord) {
   const std::string book = WriteFile("book.txt", Prose(5000));
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     ChildProcess child(Args("run", {"--json", "-f", book, "-p", "Sum up."}),
                        ErrorStream::kTerminal);
     ASSERT_TRUE(child.WaitForError("reading ["));
@@ -375,13 +263,15 @@ TEST_F(WithModel, InterruptInMidPrefillKeepsARecord) {
 }
 
 TEST_F(WithModel, InterruptInMidAnswerKeepsTheText) {
-  ChildProcess child(Args("run", {"-p", "Write a long story.", "-n", "2000"}));
-  ASSERT_TRUE(child.WaitForOutput(20));
-  child.Signal(SIGINT);
-  const Finished result = child.Finish();
-  EXPECT_EQ(result.exit_code, 130);
-  EXPECT_GE(result.out.size(), 20u);
-  EXPECT_THAT(result.err, HasSubstr("prompt tokens"));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    ChildProcess child(Args("run", {"-p", "Write a long story.", "-n", "2000"}));
+    ASSERT_TRUE(child.WaitForOutput(20));
+    child.Signal(signal);
+    const Finished result = child.Finish();
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_GE(result.out.size(), 20u);
+    EXPECT_THAT(result.err, HasSubstr("prompt tokens"));
+  }
 }
 
 TEST_F(WithModel, ClosedPipeEndsQuietly) {
@@ -403,58 +293,6 @@ TEST_F(WithModel, ClosedStderrDoesNotMatter) {
       ChildProcess(Args("run", {"-p", "Hello!", "-n", "2"}), ErrorStream::kClosed).Finish();
   EXPECT_EQ(closed.exit_code, 0);
   EXPECT_THAT(closed.out, Not(IsEmpty()));
-}
-
-TEST_F(WithModel, ChatKeepsItsPages) {
-  const std::string note = WriteFile("notes.txt", Prose(120));
-  const Finished result =
-      RunWinnow(Args("chat", {"--json", "-f", note, "-n", "20"}),
-                "What is this about?\n/stats\nSay it in one word.\n/reset\nHello!\n");
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  std::vector<json> turns;
-  std::istringstream lines(result.out);
-  for (std::string line; std::getline(lines, line);) turns.push_back(json::parse(line));
-  ASSERT_EQ(turns.size(), 3u);
-  EXPECT_EQ(turns[0].at("schema"), "winnow.chat/1");
-  EXPECT_EQ(turns[0].at("turn"), 1);
-  EXPECT_EQ(turns[1].at("turn"), 2);
-  EXPECT_EQ(turns[2].at("turn"), 1);
-  EXPECT_EQ(turns[0].at("documents").size(), 1u);
-  // The second turn's prompt is the first one, its answer and the new question; all whole pages (32
-  // tokens) of what was stored are found again, the last drawn token never was stored.
-  const int64_t stored = turns[0].at("prompt_tokens").get<int64_t>() +
-                         static_cast<int64_t>(turns[0].at("tokens").size()) - 1;
-  EXPECT_GT(turns[1].at("prompt_tokens").get<int64_t>(), stored);
-  EXPECT_EQ(turns[1].at("reused_tokens").get<int64_t>(), stored / 32 * 32);
-  EXPECT_THAT(result.err, HasSubstr("prompt tokens"));
-}
-
-TEST_F(WithModel, ChatCommandsAndErrors) {
-  const std::string note = WriteFile("heron.txt", "The code word is heron.\n");
-  const Finished result =
-      RunWinnow(Args("chat", {"-n", "12"}), "/help\n/ad x\n/add /no/such\n/add " + note +
-                                                "\nWhat is the code word?\n/add " + note +
-                                                "\nAgain?\n/quit\nnever read\n");
-  EXPECT_EQ(result.exit_code, 2);  // of the first failure
-  EXPECT_THAT(result.err, AllOf(HasSubstr("/reset"), HasSubstr("did you mean '/add'?"),
-                                HasSubstr("/no/such"), HasSubstr("1 document(s)")));
-  EXPECT_THAT(result.out, HasSubstr("heron"));
-}
-
-TEST_F(WithModel, InspectDescribesTheModel) {
-  const Finished text = RunWinnow({"inspect", *DefaultModelPath()});
-  EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out, AllOf(HasSubstr("llama"), HasSubstr("8,192"), HasSubstr("not measured")));
-  const Finished result = RunWinnow(Args("inspect", {"--json"}));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json info = json::parse(result.out);
-  EXPECT_EQ(info.at("schema"), "winnow.inspect/1");
-  EXPECT_EQ(info.at("architecture"), "llama");
-  EXPECT_EQ(info.at("context_tokens"), 8192);
-  EXPECT_EQ(info.at("layers"), 30);
-  // 30 layers, 3 KV heads of 64, keys and values, two bytes each.
-  EXPECT_EQ(info.at("kv_bytes_per_token").at("f16"), 30 * 3 * 64 * 2 * 2);
-  EXPECT_TRUE(info.at("chat_template").get<bool>());
 }
 
 TEST_F(WithModel, PeerIsReportedBesideUs) {
