@@ -37,9 +37,14 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
   {
     ScopedTimer timer(seconds->select);
     const int kv_heads = layout_->kv_heads;
+    if (policy.residual != nullptr) policy.residual->Begin(std::ssize(heads_));
     pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
       const int64_t slot = h / kv_heads;
       Choose(policy, slots[slot], masses_[slot], static_cast<int>(h % kv_heads), &heads_[h]);
+      if (policy.residual == nullptr) return;
+      const Head& head = heads_[h];
+      policy.residual->Plan(
+          h, {head.choice.unread, head.pooled, head.shares.data(), head.log_totals.data()});
     });
   }
   {
@@ -139,12 +144,10 @@ void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttention
 }
 
 int64_t SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
-  unread_.clear();
-  for (const Head& head : heads_) unread_.push_back({head.choice.unread, head.pooled});
   rest_.Resize(step.queries.size() * query_heads_ * layout_->head_dim);
   rest_log_mass_.Resize(step.queries.size() * query_heads_);
   int64_t bytes = 0;
-  policy.residual->Estimate(step, unread_, {rest_.data(), rest_log_mass_.data()}, &bytes);
+  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &bytes);
   return bytes;
 }
 

@@ -67,7 +67,6 @@ class SparseDecode {
   AlignedBuffer<uint8_t> weights_;
   std::vector<Head> heads_;             // [slots · K]
   AlignedBuffer<float> log_mass_;       // [slots, H] of what was read
-  std::vector<UnreadPages> unread_;     // [slots · K]
   AlignedBuffer<float> rest_;           // [slots, H, D]
   AlignedBuffer<float> rest_log_mass_;  // [slots, H]
   std::vector<DecodeQuery> queries_;

@@ -12,6 +12,7 @@
 #include "ops/page_planes.h"
 #include "ops/sketch_scan.h"
 #include "ops/sketch_values.h"
+#include "ops/summary_scan.h"
 
 namespace winnow {
 namespace {
@@ -177,13 +178,23 @@ void CheckValues(const Shape& shape) {
       pages[head].push_back(page);
     }
   }
-  std::vector<std::span<const int32_t>> spans(pages.begin(), pages.end());
+  const int64_t stride = context.n_full();
+  std::vector<float> shares(masses.max.size());
+  std::vector<float> pooled(stride);
+  std::vector<float> log_totals(context.query_heads());
+  std::vector<EstimatedPages> heads;
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    const int64_t first = static_cast<int64_t>(head) * shape.group;
+    PageShares(masses.View(stride).From(first, shape.slots), shape.group,
+               shares.data() + first * stride, pooled.data(), log_totals.data() + first);
+    heads.push_back({pages[head], shares.data() + first * stride, log_totals.data() + first});
+  }
   for (const int bits : {2, 4}) {
     std::vector<float> out(context.q_.size());
     std::vector<float> log_mass(context.query_heads());
     const SketchValuesQuery query{.kv = context.View(),
                                   .masses = masses.View(context.n_full()),
-                                  .pages = spans,
+                                  .heads = heads,
                                   .out = out.data(),
                                   .log_mass = log_mass.data()};
     SketchValuesWorkspace workspace;

@@ -33,7 +33,6 @@ class ValuesCall {
     const auto n_heads = static_cast<int64_t>(queries.size()) * layout_.kv_heads;
     workspace.first_task.Resize(n_heads + 1);
     workspace.pending.Resize(n_heads);
-    workspace.references.Resize(n_heads * group_);
     workspace.first_task[0] = 0;
     for (int64_t h = 0; h < n_heads; ++h) Prepare(h);
     workspace.partials.Resize(n_tasks() * state_floats_);
@@ -43,7 +42,7 @@ class ValuesCall {
   int64_t bytes_read() const {
     int64_t n_pages = 0;
     for (const SketchValuesQuery& query : queries_) {
-      for (const auto& pages : query.pages) n_pages += std::ssize(pages);
+      for (const EstimatedPages& head : query.heads) n_pages += std::ssize(head.pages);
     }
     return n_pages * static_cast<int64_t>(format_.scan_bytes());
   }
@@ -52,7 +51,8 @@ class ValuesCall {
     const std::span<int64_t> first = workspace_.first_task.span();
     const int64_t h = std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
     const SketchValuesQuery& query = QueryOf(h);
-    const std::span<const int32_t> pages = PagesOf(h);
+    const EstimatedPages& head = HeadOf(h);
+    const std::span<const int32_t> pages = head.pages;
     const int64_t begin = (index - first[h]) * kPagesPerTask;
     float* state = workspace_.partials.data() + index * state_floats_;
     SketchValuesCpu(
@@ -62,8 +62,9 @@ class ValuesCall {
          .head = static_cast<int>(h % layout_.kv_heads),
          .pages = pages.subspan(begin, std::min(kPagesPerTask, std::ssize(pages) - begin)),
          .group_heads = group_,
-         .masses = MassesOf(h),
-         .references = workspace_.references.data() + h * group_,
+         .stride = query.masses.stride,
+         .weights = query.masses.From(FirstQueryHead(h), layout_.slots).weights,
+         .shares = head.shares,
          .sums = state,
          .totals = state + group_ * static_cast<int64_t>(format_.dim)});
     // Release our sums, acquire those of the others.
@@ -74,29 +75,16 @@ class ValuesCall {
  private:
   // h counts the KV heads of all queries.
   const SketchValuesQuery& QueryOf(int64_t h) const { return queries_[h / layout_.kv_heads]; }
-  std::span<const int32_t> PagesOf(int64_t h) const {
-    return QueryOf(h).pages[h % layout_.kv_heads];
-  }
+  const EstimatedPages& HeadOf(int64_t h) const { return QueryOf(h).heads[h % layout_.kv_heads]; }
   int64_t FirstQueryHead(int64_t h) const { return h % layout_.kv_heads * group_; }
-  PageMasses MassesOf(int64_t h) const {
-    return QueryOf(h).masses.From(FirstQueryHead(h), layout_.slots);
-  }
-
-  // Counts the tasks of KV head h, finds its references, and writes the state of no page.
+  // Counts the tasks of KV head h, and writes the state of no page.
   void Prepare(int64_t h) {
     const SketchValuesQuery& query = QueryOf(h);
-    const std::span<const int32_t> pages = PagesOf(h);
-    const PageMasses masses = MassesOf(h);
     WINNOW_CHECK(*query.kv.layout == layout_ && query.masses.weights != nullptr &&
-                 std::ssize(query.pages) == layout_.kv_heads);
-    for (int r = 0; r < group_; ++r) {
-      float reference = kEmptyLogMass;
-      for (int32_t page : pages) {
-        WINNOW_CHECK(0 <= page && page < masses.n_pages, "page {} of {}", page, masses.n_pages);
-        reference = std::max(reference, masses.max[r * masses.stride + page]);
-      }
-      workspace_.references[h * group_ + r] = reference;
-    }
+                 std::ssize(query.heads) == layout_.kv_heads);
+    const std::span<const int32_t> pages = HeadOf(h).pages;
+    WINNOW_CHECK(pages.empty() || (pages.front() >= 0 && pages.back() < query.masses.n_pages),
+                 "pages {} to {} of {}", pages.front(), pages.back(), query.masses.n_pages);
     const int64_t n_runs = (std::ssize(pages) + kPagesPerTask - 1) / kPagesPerTask;
     workspace_.first_task[h + 1] = workspace_.first_task[h] + n_runs;
     workspace_.pending[h] = static_cast<int32_t>(n_runs);
@@ -120,7 +108,7 @@ class ValuesCall {
         for (int64_t c = 0; c < layout_.head_dim; ++c) out[c] += state[r * dim + c];
       }
       for (int64_t c = 0; c < layout_.head_dim; ++c) out[c] /= total;
-      query.log_mass[query_head] = workspace_.references[h * group_ + r] + std::log(total);
+      query.log_mass[query_head] = HeadOf(h).log_totals[r] + std::log(total);
     }
   }
 

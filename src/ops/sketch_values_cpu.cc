@@ -9,7 +9,6 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/check.h"
 #include "ops/byte_products-inl.h"
@@ -87,12 +86,27 @@ HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, c
   }
 }
 
+// n a multiple of 16.
+HWY_INLINE float SumOfBytes(const uint8_t* bytes, size_t n) {
+#if HWY_TARGET == HWY_SCALAR
+  uint32_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += bytes[i];
+  return static_cast<float>(sum);
+#else
+  const hn::FixedTag<uint8_t, 16> u8;
+  const hn::FixedTag<uint64_t, 2> u64;
+  auto sum = hn::Zero(u64);
+  for (size_t i = 0; i < n; i += 16) sum = hn::Add(sum, hn::SumsOf8(hn::LoadU(u8, bytes + i)));
+  return static_cast<float>(hn::GetLane(hn::SumOfLanes(u64, sum)));
+#endif
+}
+
 template <int kBits, size_t kHeads>
 void AddHeads(const SketchValuesTask& task, size_t first_head) {
   const PagedKv& kv = *task.kv;
   const SketchFormat& format = *task.format;
   const auto slots = static_cast<size_t>(kv.layout->slots);
-  const auto stride = static_cast<size_t>(task.masses.stride);
+  const auto stride = static_cast<size_t>(task.stride);
   const size_t n_groups = format.dim / kSketchLanes;
   float* sums = task.sums + first_head * format.dim;
   std::fill_n(sums, kHeads * format.dim, 0.0f);
@@ -105,17 +119,13 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
                          plane + 2 * format.dim,
                          plane + format.code_offset,
                          kv.PlaneOf(task.plane, task.pages[ahead], task.head) - plane,
-                         task.masses.weights + (first_head * stride + p) * slots,
+                         task.weights + (first_head * stride + p) * slots,
                          stride * slots};
     float mass[kHeads];
     float unit[kHeads];
     for (size_t r = 0; r < kHeads; ++r) {
-      const size_t at = (first_head + r) * stride + p;
-      mass[r] =
-          task.masses.sum[at] * std::exp(task.masses.max[at] - task.references[first_head + r]);
-      uint32_t weight = 0;
-      for (size_t t = 0; t < slots; ++t) weight += page.weights[r * page.weight_stride + t];
-      unit[r] = mass[r] / static_cast<float>(weight);
+      mass[r] = task.shares[(first_head + r) * stride + p];
+      unit[r] = mass[r] / SumOfBytes(page.weights + r * page.weight_stride, slots);
       totals[r] += mass[r];
     }
     size_t group = 0;

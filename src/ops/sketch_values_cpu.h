@@ -5,7 +5,6 @@
 #include <span>
 
 #include "ops/page_planes.h"
-#include "ops/page_scan.h"
 
 namespace winnow {
 
@@ -15,11 +14,12 @@ struct SketchValuesTask {
   Plane plane = Plane::kValues2;
   int head = 0;  // KV head
   std::span<const int32_t> pages;
-  int group_heads = 0;                // R
-  PageMasses masses;                  // of this KV head's R query heads
-  const float* references = nullptr;  // [R]: masses are taken relative to e^reference
-  float* sums = nullptr;              // [R, P]: Σ mass·v̂, written
-  float* totals = nullptr;            // [R]: Σ mass, written
+  int group_heads = 0;               // R
+  int64_t stride = 0;                // pages from one query head to the next
+  const uint8_t* weights = nullptr;  // [R, stride·G]
+  const float* shares = nullptr;     // [R, stride]
+  float* sums = nullptr;             // [R, P]: Σ share·v̂, written
+  float* totals = nullptr;           // [R]: Σ share, written
 };
 
 void SketchValuesCpu(const SketchValuesTask& task);

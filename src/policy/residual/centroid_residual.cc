@@ -11,22 +11,21 @@ class CentroidResidual : public ResidualEstimator {
  public:
   PlaneSet planes() const override { return {Plane::kKeyMean, Plane::kValueMean}; }
 
-  void Estimate(const LayerStep& step, std::span<const UnreadPages> unread, ResidualStates states,
-                int64_t* bytes_read) override {
+  void Estimate(const LayerStep& step, ResidualStates states, int64_t* bytes_read) override {
     if (step.queries.empty()) return;
     const PageLayout& layout = *step.queries[0].kv.layout;
     const int group = step.params.query_heads / layout.kv_heads;
-    step.pool->ForEach(std::ssize(unread) * group, [&](int64_t task, int /*thread*/) {
+    step.pool->ForEach(std::ssize(unread_) * group, [&](int64_t task, int /*thread*/) {
       const int64_t h = task / group;
       const int64_t query = h / layout.kv_heads;
       const auto kv_head = static_cast<int>(h % layout.kv_heads);
       const int64_t query_head = static_cast<int64_t>(kv_head) * group + task % group;
       const int64_t row = query * step.params.query_heads + query_head;
       EstimateHead(step.params.scale, step.queries[query].q + query_head * layout.head_dim,
-                   step.queries[query].kv, kv_head, unread[h].pages,
+                   step.queries[query].kv, kv_head, unread_[h].pages,
                    states.out + row * layout.head_dim, states.log_mass + row);
     });
-    for (const UnreadPages& pages : unread) {
+    for (const UnreadPages& pages : unread_) {
       *bytes_read +=
           std::ssize(pages.pages) * 2 * layout.padded_dim * static_cast<int64_t>(sizeof(float));
     }

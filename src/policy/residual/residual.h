@@ -13,10 +13,12 @@
 
 namespace winnow {
 
-// The unread pages of one KV head of one query and its pages' shares.
+// The unread pages of one KV head of one query and its pages' shares, as PageShares had them.
 struct UnreadPages {
-  std::span<const int32_t> pages;  // ascending
-  std::span<const float> pooled;   // [n_pages], as ChoosePages had them
+  std::span<const int32_t> pages;     // ascending
+  std::span<const float> pooled;      // [n_pages]
+  const float* shares = nullptr;      // [R, n_pages]
+  const float* log_totals = nullptr;  // [R]
 };
 
 // The attention states of the unread part, one query head each: what is merged with the exact part
@@ -33,9 +35,15 @@ class ResidualEstimator {
   virtual PlaneSet planes() const = 0;
   // Bits of the key sketch whose token weights it needs in step.masses; 0: none.
   virtual int weight_bits() const { return 0; }
-  // Estimates the unread pages, unread [queries · K]; adds the bytes read to `bytes_read`.
-  virtual void Estimate(const LayerStep& step, std::span<const UnreadPages> unread,
-                        ResidualStates states, int64_t* bytes_read) = 0;
+  // A step, in this order: Begin with the number of KV heads of all queries; Plan for each of them,
+  // from any thread; Estimate, which adds the bytes read to `bytes_read`. What Plan was given lives
+  // until then.
+  virtual void Begin(int64_t n_heads) { unread_.resize(n_heads); }
+  virtual void Plan(int64_t head, const UnreadPages& unread) { unread_[head] = unread; }
+  virtual void Estimate(const LayerStep& step, ResidualStates states, int64_t* bytes_read) = 0;
+
+ protected:
+  std::vector<UnreadPages> unread_;  // [queries · K]
 };
 
 // Null for `none`. Throws Error(kUsage) for an unknown name (nearest offered) or parameter.

@@ -17,25 +17,26 @@ class SketchResidual : public ResidualEstimator {
   PlaneSet planes() const override { return {ValueSketchPlane(value_bits_)}; }
   int weight_bits() const override { return key_bits_; }
 
-  void Estimate(const LayerStep& step, std::span<const UnreadPages> unread, ResidualStates states,
-                int64_t* bytes_read) override {
+  void Begin(int64_t n_heads) override {
+    kept_.resize(n_heads);
+    heads_.resize(n_heads);
+  }
+  void Plan(int64_t head, const UnreadPages& unread) override {
+    kept_[head].assign(unread.pages.begin(), unread.pages.end());
+    DropTail(unread.pooled, tail_, &kept_[head]);
+    heads_[head] = {kept_[head], unread.shares, unread.log_totals};
+  }
+
+  void Estimate(const LayerStep& step, ResidualStates states, int64_t* bytes_read) override {
     if (step.queries.empty()) return;
     const PageLayout& layout = *step.queries[0].kv.layout;
     const int kv_heads = layout.kv_heads;
-    const int group = step.params.query_heads / kv_heads;
-    kept_.resize(unread.size());
-    pages_.resize(unread.size());
-    step.pool->ForEach(std::ssize(unread), [&](int64_t h, int /*thread*/) {
-      kept_[h].assign(unread[h].pages.begin(), unread[h].pages.end());
-      DropTail(unread[h].pooled, tail_, group, &kept_[h]);
-      pages_[h] = kept_[h];
-    });
     queries_.clear();
     for (size_t i = 0; i < step.queries.size(); ++i) {
       const size_t first_head = i * step.params.query_heads;
       queries_.push_back({.kv = step.queries[i].kv,
                           .masses = step.masses[i],
-                          .pages = std::span(pages_).subspan(i * kv_heads, kv_heads),
+                          .heads = std::span(heads_).subspan(i * kv_heads, kv_heads),
                           .out = states.out + first_head * layout.head_dim,
                           .log_mass = states.log_mass + first_head});
     }
@@ -48,7 +49,7 @@ class SketchResidual : public ResidualEstimator {
   int value_bits_;
   double tail_;
   std::vector<std::vector<int32_t>> kept_;  // [queries · K]
-  std::vector<std::span<const int32_t>> pages_;
+  std::vector<EstimatedPages> heads_;       // [queries · K]
   std::vector<SketchValuesQuery> queries_;
   SketchValuesWorkspace workspace_;
 };

@@ -107,11 +107,13 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
   }
 }
 
-void DropTail(std::span<const float> pooled, double tail, int group, std::vector<int32_t>* pages) {
+void DropTail(std::span<const float> pooled, double tail, std::vector<int32_t>* pages) {
   if (tail <= 0 || pages->empty()) return;
   // The threshold by bisection in the logarithm: shares span many orders of magnitude, and sorting
   // a few hundred pages a layer and head costs as much as scanning them.
-  const double allowed = tail * group;
+  double allowed = 0;
+  for (float share : pooled) allowed += share;
+  allowed *= tail;
   const auto below = [&](float threshold) {
     double sum = 0;
     for (int32_t page : *pages) sum += pooled[page] < threshold ? pooled[page] : 0.0f;

@@ -45,8 +45,8 @@ struct PageChoice {
 void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group, int slots,
                  MiddlePages middle, PageChoice* choice);
 
-// Of `pages`, those to estimate: all but the smallest whose pooled shares add up to at most
-// tail·group. Order is kept.
-void DropTail(std::span<const float> pooled, double tail, int group, std::vector<int32_t>* pages);
+// Of `pages`, those to estimate: all but the smallest whose pooled shares add up to at most `tail`
+// of the pooled shares of all pages. Order is kept.
+void DropTail(std::span<const float> pooled, double tail, std::vector<int32_t>* pages);
 
 }  // namespace winnow
