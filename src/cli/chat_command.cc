@@ -12,7 +12,6 @@
 #include "cli/chat_session.h"
 #include "core/error.h"
 #include "policy/nearest_name.h"
-#include "policy/nearest_name.h"
 #include "text/read_file.h"
 #include "text/utf8.h"
 
@@ -182,7 +181,8 @@ class Repl {
 int Chat(const ChatFlags& flags, bool json) {
   Validate(flags.generation);
   DocumentSet set = ReadDocuments(flags.prompt);
-  LoadedModel loaded = LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
+  LoadedModel loaded =
+      LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
   const int64_t context = loaded.engine->context_tokens();
   if (!flags.quiet) {
     if (!loaded.tokenizer->has_chat_template()) {

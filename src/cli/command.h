@@ -79,8 +79,8 @@ struct LoadedModel {
 std::string ResolveModelPath(const std::string& name);
 
 // Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
-// template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms. Throws what
-// ReadModelInfo (which comes first), Tokenizer::Load, LoadCpuBackbone and Engine throw.
+// template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms. Throws
+// what ReadModelInfo (which comes first), Tokenizer::Load, LoadCpuBackbone and Engine throw.
 LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
                       const std::string& chat_template = "");
 

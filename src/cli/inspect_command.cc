@@ -1,8 +1,6 @@
 #include "cli/inspect_command.h"
 
 #include <fmt/format.h>
-#include <ggml.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -55,34 +53,6 @@ bool Try(std::string& refusal, Read read) {
     if (refusal.empty()) refusal = error.what();
     return false;
   }
-}
-
-void CountTensors(const GgufFile& file, ModelInfo& info) {
-  info.file_bytes = file.file_bytes();
-  for (const ggml_tensor* tensor : file.tensors()) {
-    ModelInfo::TypeCount& count = info.types[ggml_type_name(tensor->type)];
-    const auto bytes = static_cast<int64_t>(ggml_nbytes(tensor));
-    ++count.tensors;
-    count.parameters += ggml_nelements(tensor);
-    count.bytes += bytes;
-    info.parameters += ggml_nelements(tensor);
-    info.tensor_bytes += bytes;
-  }
-}
-
-// The number of layers that the tensors' names "blk.N.…" make up.
-int64_t LayersOfTensors(const GgufFile& file) {
-  constexpr std::string_view kPrefix = "blk.";
-  int64_t layers = 0;
-  for (const ggml_tensor* tensor : file.tensors()) {
-    const std::string_view name = ggml_get_name(tensor);
-    int64_t layer = 0;
-    if (!name.starts_with(kPrefix)) continue;
-    const char* const begin = name.data() + kPrefix.size();
-    const auto [rest, error] = std::from_chars(begin, name.data() + name.size(), layer);
-    if (error == std::errc()) layers = std::max(layers, layer + 1);
-  }
-  return layers;
 }
 
 // A model whose metadata promises more layers, or fewer, reads well and fails when it is loaded.

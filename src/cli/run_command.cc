@@ -89,7 +89,8 @@ int Run(const RunFlags& flags, bool json) {
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
-  LoadedModel loaded = LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
+  LoadedModel loaded =
+      LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
   const Prompt prompt =
       BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
   PrintNotes(flags, prompt, *loaded.tokenizer);

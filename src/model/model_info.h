@@ -6,6 +6,7 @@
 #include <string>
 
 #include "model/config.h"
+#include "model/gguf_file.h"
 
 namespace winnow {
 
@@ -25,5 +26,10 @@ struct ModelInfo {
 
 // Throws Error(kInput) as LoadCpuBackbone does for the file and its metadata.
 ModelInfo ReadModelInfo(const std::string& path);
+
+// Fills in what the file's tensors say: all but the configuration.
+void CountTensors(const GgufFile& file, ModelInfo* info);
+// The number of layers that the tensors' names "blk.N.…" make up.
+int64_t LayersOfTensors(const GgufFile& file);
 
 }  // namespace winnow

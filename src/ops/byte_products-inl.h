@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ops/rows_cpu-inl.h"
 
@@ -37,6 +38,17 @@ HWY_INLINE VF32 StoreRoundedToBytes(VF32 values, int8_t* to) {
   const auto rounded = hn::NearestInt(values);
   hn::StoreU(hn::DemoteTo(i8, rounded), i8, to);
   return hn::ConvertTo(F32(), rounded);
+#endif
+}
+
+// Stores the nearest integers of values in [0, 255] as bytes.
+HWY_INLINE void StoreRoundedToUnsigned(VF32 values, uint8_t* to) {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(values.raw));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+#else
+  const hn::Rebind<uint8_t, F32> u8;
+  hn::StoreU(hn::DemoteTo(u8, hn::NearestInt(values)), u8, to);
 #endif
 }
 
@@ -118,7 +130,7 @@ inline constexpr bool kHasByteProducts = kBits <= 4 &&
 
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
 
-HWY_INLINE int32_t FourBytes(const int8_t* from) {
+HWY_INLINE int32_t FourBytes(const void* from) {
   int32_t four;
   std::memcpy(&four, from, sizeof(four));
   return four;
@@ -126,20 +138,21 @@ HWY_INLINE int32_t FourBytes(const int8_t* from) {
 
 // Calls store(r, g * 16 + lane, sums of some lanes from `lane` on) with Σ_row
 // code[g][lane][row]·factors[r * factor_stride + row] for kGroups groups of 16 lanes, whose lines
-// lie `group_bytes` apart; `n_lines` lines a group, each of 4·8/kBits rows. |factor| <= 127. What
-// lies at `next` as the codes lie at `codes` is prefetched line by line: in bursts, prefetches
-// stall the processor.
+// lie `group_bytes` apart; `n_lines` lines a group, each of 4·8/kBits rows. Factors are int8_t
+// within ±127 or uint8_t. What lies at `next` as the codes lie at `codes` is prefetched line by
+// line: in bursts, prefetches stall the processor.
 #if HWY_TARGET == HWY_AVX3_DL
-// sum + Σ of four products a lane. Highway 1.0.3 detects the instruction for this target but leaves
-// it out of what the compiler may use, so the intrinsic does not compile.
-HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i codes, __m512i factors) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(factors));
+// sum + Σ of four products a lane, of unsigned bytes and signed ones (as which codes may pass too).
+// Highway 1.0.3 detects the instruction for this target but leaves it out of what the compiler may
+// use, so the intrinsic does not compile.
+HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
   return sum;
 }
 
-template <int kBits, size_t kHeads, size_t kGroups, class Store>
+template <int kBits, size_t kHeads, size_t kGroups, class Factor, class Store>
 HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
-                             size_t group_bytes, const int8_t* factors, size_t factor_stride,
+                             size_t group_bytes, const Factor* factors, size_t factor_stride,
                              Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
   const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
@@ -167,7 +180,9 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
             FourBytes(factors + r * factor_stride + (line * kPlanesOfLine + plane) * 4));
         HWY_UNROLL(2)
         for (size_t g = 0; g < kGroups; ++g) {
-          acc[r * kGroups + g] = AddByteProducts(acc[r * kGroups + g], code[g], factor);
+          acc[r * kGroups + g] = std::is_signed_v<Factor>
+                                     ? AddByteProducts(acc[r * kGroups + g], code[g], factor)
+                                     : AddByteProducts(acc[r * kGroups + g], factor, code[g]);
         }
       }
     }
@@ -178,13 +193,15 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
   }
 }
 #else
-// Pairs of products are summed in 16 bits: at most 2·15·127 each, eight of which fit.
-template <int kBits, size_t kHeads, size_t kGroups, class Store>
+// Pairs of products are summed in 16 bits: at most 2·15·127 each, eight of which fit, or 2·15·255,
+// four of which do.
+template <int kBits, size_t kHeads, size_t kGroups, class Factor, class Store>
 HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
-                             size_t group_bytes, const int8_t* factors, size_t factor_stride,
+                             size_t group_bytes, const Factor* factors, size_t factor_stride,
                              Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
-  constexpr size_t kLinesOfSum = 8 / (kPlanesOfLine > 2 ? 4 : kPlanesOfLine);
+  constexpr size_t kProductsOfSum = std::is_signed_v<Factor> ? 8 : 4;
+  constexpr size_t kLinesOfSum = kProductsOfSum / kPlanesOfLine;
   const __m256i mask = _mm256_set1_epi8((1 << kBits) - 1);
   const __m256i ones = _mm256_set1_epi16(1);
   for (size_t half = 0; half < 2 * kGroups; ++half) {
@@ -209,7 +226,9 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
           for (size_t r = 0; r < kHeads; ++r) {
             const __m256i factor = _mm256_set1_epi32(
                 FourBytes(factors + r * factor_stride + (line * kPlanesOfLine + plane) * 4));
-            pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(code, factor));
+            pairs[r] = _mm256_add_epi16(pairs[r], std::is_signed_v<Factor>
+                                                      ? _mm256_maddubs_epi16(code, factor)
+                                                      : _mm256_maddubs_epi16(factor, code));
           }
         }
       }

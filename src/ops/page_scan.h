@@ -21,7 +21,7 @@ struct PageMasses {
   int64_t stride = 0;    // floats from one query head to the next, >= n_pages
   float* max = nullptr;  // [H, stride]
   float* sum = nullptr;  // [H, stride]
-  // Weights of the tokens in their page, e^(score − max) in steps of 1/127: [H, stride·G]; null if
+  // Weights of the tokens in their page, e^(score − max) in steps of 1/255: [H, stride·G]; null if
   // not wanted.
   uint8_t* weights = nullptr;
 

@@ -159,8 +159,7 @@ HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, floa
       const VF32 p = QuickExp2(f32, hn::Sub(score, reference));
       sum[r] = hn::Add(sum[r], p);
       if (weights != nullptr) {
-        StoreRoundedToBytes(hn::Mul(p, hn::Set(f32, 127.0f)),
-                            reinterpret_cast<int8_t*>(weights + r * weight_stride + i));
+        StoreRoundedToUnsigned(hn::Mul(p, hn::Set(f32, 255.0f)), weights + r * weight_stride + i);
       }
     }
     page_max[r] *= std::numbers::ln2_v<float>;

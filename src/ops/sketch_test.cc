@@ -160,8 +160,8 @@ void CheckScan(const Shape& shape) {
         EXPECT_NEAR(masses.max[at] + std::log(masses.sum[at]), max + std::log(sum), tolerance);
         for (int t = 0; t < shape.slots; ++t) {
           // A weight rounds by half a level and its exponent is off by twice the tolerance.
-          EXPECT_NEAR(masses.weights[at * shape.slots + t], 127 * std::exp(scores[t] - max),
-                      0.6 + 127 * std::expm1(2 * tolerance));
+          EXPECT_NEAR(masses.weights[at * shape.slots + t], 255 * std::exp(scores[t] - max),
+                      0.6 + 255 * std::expm1(2 * tolerance));
         }
       }
     }

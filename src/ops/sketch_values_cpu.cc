@@ -39,8 +39,7 @@ HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, fl
   const std::byte* codes = page.codes + group * n_lines * 64;
   if constexpr (kHasByteProducts<kBits>) {
     ByteProducts<kBits, kHeads, kGroups>(
-        codes, codes + page.next, n_lines, n_lines * 64,
-        reinterpret_cast<const int8_t*>(page.weights), page.weight_stride,
+        codes, codes + page.next, n_lines, n_lines * 64, page.weights, page.weight_stride,
         [&](size_t r, size_t lane, auto sums) HWY_ATTR {
           const hn::Rebind<float, hn::DFromV<decltype(sums)>> f32;
           hn::StoreU(hn::ConvertTo(f32, sums), f32, products + r * kStride + lane);

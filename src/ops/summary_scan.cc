@@ -31,7 +31,7 @@ void SummaryScan(ThreadPool& pool, std::span<const PageScanQuery> queries,
 }
 
 void PageShares(const PageMasses& masses, int group_heads, float* shares, float* pooled,
- float* log_totals) {
+                float* log_totals) {
   PageSharesCpu(masses, group_heads, shares, pooled, log_totals);
 }
 

@@ -24,8 +24,9 @@ void SummaryScan(ThreadPool& pool, std::span<const PageScanQuery> queries,
 
 // Shares of the pages in one KV head: shares [R, stride], each page's mass over that of all n_pages
 // of the same query head, and pooled [n_pages], their sum over the R heads, by which a KV head's
-// pages are ranked; log_totals [R], the log of the mass of all pages. A head whose masses are not finite makes every entry of both NaN for it.
+// pages are ranked; log_totals [R], the log of the mass of all pages. A head whose masses are not
+// finite makes every entry of both NaN for it.
 void PageShares(const PageMasses& masses, int group_heads, float* shares, float* pooled,
- float* log_totals);
+                float* log_totals);
 
 }  // namespace winnow

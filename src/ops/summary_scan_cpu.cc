@@ -111,7 +111,7 @@ void SharesOfHead(const float* max, const float* sum, size_t n, float* shares, f
 }
 
 void Shares(const PageMasses& masses, int group_heads, float* shares, float* pooled,
- float* log_totals) {
+            float* log_totals) {
   const auto n = static_cast<size_t>(masses.n_pages);
   std::fill_n(pooled, n, 0.0f);
   std::fill_n(log_totals, group_heads, kEmptyLogMass);
@@ -137,7 +137,7 @@ void SummaryScanCpu(const PageScanTask& task, SummaryScore score) {
 }
 
 void PageSharesCpu(const PageMasses& masses, int group_heads, float* shares, float* pooled,
- float* log_totals) {
+                   float* log_totals) {
   HWY_DYNAMIC_DISPATCH(Shares)(masses, group_heads, shares, pooled, log_totals);
 }
 

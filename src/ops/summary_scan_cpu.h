@@ -7,6 +7,6 @@ namespace winnow {
 
 void SummaryScanCpu(const PageScanTask& task, SummaryScore score);
 void PageSharesCpu(const PageMasses& masses, int group_heads, float* shares, float* pooled,
- float* log_totals);
+                   float* log_totals);
 
 }  // namespace winnow

@@ -27,13 +27,85 @@ TEST(Arm, UnknownArmOffersTheNearestName) {
     EXPECT_THAT(error.what(), testing::HasSubstr("did you mean 'dense'?"));
   }
   EXPECT_THROW(ParseArm(""), Error);
-  EXPECT_THROW(ParseArm("select=sketch"), Error);
 }
 
 TEST(NearestName, OffersOnlyWhatIsNear) {
   EXPECT_EQ(NearestName("--tread", {"--threads", "--temp"}), "--threads");
   EXPECT_EQ(NearestName("zzzz", {"dense", "auto"}), "");
   EXPECT_EQ(NearestName("x", {}), "");
+}
+
+std::string UsageError(const std::string& arm) {
+  try {
+    ParseArm(arm);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  ADD_FAILURE() << arm << " was accepted";
+  return "";
+}
+
+TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
+  for (const std::string arm :
+       {"select=sketch", "select=sketch,bits=2,budget=64,residual=sketch,bits=2,tail=0",
+        "residual=sketch", "select=cascade,P=8,summary=mean", "select=vashista,mass=0.5,cap=512",
+        "select=quest,residual=centroid,certify=none", "select=random,seed=7", "select=all"}) {
+    const std::string resolved = ParseArm(arm).resolved;
+    EXPECT_EQ(ParseArm(resolved).resolved, resolved) << arm;
+    EXPECT_NE(ParseArm(arm).fingerprint, 0u);
+  }
+  EXPECT_THAT(ParseArm("residual=sketch").resolved,
+              testing::HasSubstr("select=sketch,bits=4,budget=128"));
+  EXPECT_NE(ParseArm("select=sketch").fingerprint,
+            ParseArm("select=sketch,budget=128").fingerprint);
+  EXPECT_EQ(ParseArm("select=sketch,budget=256").fingerprint,
+            ParseArm("select=sketch,bits=4").fingerprint);
+}
+
+TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
+  EXPECT_THAT(UsageError("select=sketsh"), testing::HasSubstr("did you mean 'sketch'?"));
+  EXPECT_THAT(UsageError("select=sketch,residual=centroit"),
+              testing::HasSubstr("did you mean 'centroid'?"));
+  EXPECT_THAT(UsageError("select=sketch,budgat=3"), testing::HasSubstr("did you mean 'budget'?"));
+  EXPECT_THAT(UsageError("select=sketch,certify=estimat"), testing::HasSubstr("'estimate'"));
+  EXPECT_THAT(UsageError("selct=sketch"), testing::HasSubstr("did you mean 'select'?"));
+  EXPECT_THAT(UsageError("select=sketch,bits=3"), testing::HasSubstr("2, 4, 8"));
+}
+
+TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
+  for (const std::string arm : {"select=sketch,budget=0",
+                                "select=sketch,budget=-5",
+                                "select=sketch,budget=1e3",
+                                "select=sketch,budget=",
+                                "select=sketch,budget=nan",
+                                "select=sketch,mass=1.5",
+                                "select=sketch,mass=nan",
+                                "select=sketch,recent=0",
+                                "select=sketch,budget=9,budget=9",
+                                "select=sketch,select=quest",
+                                "select=sketch,,budget=9",
+                                "select",
+                                "=sketch",
+                                ",",
+                                "select=sketch,budget=256,mass=0.9",
+                                "select=sketch,mass=0.9,floor=64,cap=32",
+                                "select=quest,residual=sketch",
+                                "select=recent,mass=0.9",
+                                "select=random,tol=0.1",
+                                "select=quest,mass=0.9",
+                                "dense,budget=3"}) {
+    EXPECT_FALSE(UsageError(arm).empty()) << arm;
+  }
+}
+
+TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {
+  EXPECT_TRUE(ArmPlanes({"dense", "auto", "select=recent"}).empty());
+  const PlaneSet planes =
+      ArmPlanes({"select=sketch,bits=2", "residual=sketch", "select=quest,residual=centroid"});
+  EXPECT_TRUE(planes.Contains({Plane::kKeys2, Plane::kKeys4, Plane::kValues4, Plane::kKeyBox,
+                               Plane::kKeyMean, Plane::kValueMean}));
+  EXPECT_FALSE(planes.Has(Plane::kKeys8));
 }
 
 }  // namespace

@@ -1,0 +1,221 @@
+// Requests that read few tokens: the same bits as dense where everything is read, an account of
+// what was not, and prefixes that never mix.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "engine/engine.h"
+#include "policy/arm.h"
+#include "testing/fake_backbone.h"
+
+namespace winnow {
+namespace {
+
+using ::winnow::testing::FakeBackbone;
+using ::winnow::testing::FakeShape;
+
+const std::string kFast = "select=sketch,budget=64,dense_layers=0";
+const std::string kFaithful = "select=sketch,budget=64,residual=sketch";
+
+std::vector<TokenId> RandomTokens(int64_t n, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<TokenId> tokens(n);
+  for (TokenId& token : tokens) token = static_cast<TokenId>(rng.Below(101));
+  return tokens;
+}
+
+struct Answer {
+  RequestResult result;
+  std::vector<std::vector<float>> logits;
+};
+
+class SparseEngine : public ::testing::Test {
+ protected:
+  explicit SparseEngine(FakeShape shape = {.context_length = 1024}) : backbone_(shape) {}
+
+  std::unique_ptr<Engine> NewEngine(const std::vector<std::string>& arms,
+                                    DType dtype = DType::kF32) {
+    EngineOptions options;
+    options.kv_dtype = dtype;
+    options.prefill_chunk = 64;
+    options.planes = ArmPlanes(arms);
+    return std::make_unique<Engine>(&backbone_, nullptr, &pool_, options);
+  }
+
+  static Request NewRequest(const std::vector<TokenId>& tokens, const std::string& arm,
+                            int64_t n_new, Answer* run) {
+    Request request;
+    request.tokens = tokens;
+    request.arm = arm;
+    request.max_new_tokens = n_new;
+    request.on_logits = [run](int64_t /*index*/, std::span<const float> row) {
+      run->logits.emplace_back(row.begin(), row.end());
+    };
+    return request;
+  }
+
+  static Answer Generate(Engine* engine, const std::vector<TokenId>& tokens, const std::string& arm,
+                         int64_t n_new = 40) {
+    Answer run;
+    run.result = engine->Run(NewRequest(tokens, arm, n_new, &run));
+    engine->CheckInvariants();
+    return run;
+  }
+
+  ThreadPool pool_{2};
+  FakeBackbone backbone_;
+};
+
+TEST_F(SparseEngine, ReadingEverythingGivesDensesBits) {
+  const std::vector<std::string> arms = {"select=all", "select=all,dense_layers=0",
+                                         "select=sketch,budget=4096,dense_layers=0",
+                                         "select=sketch,budget=4096,residual=sketch"};
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    const auto engine = NewEngine(arms, dtype);
+    const std::vector<TokenId> tokens = RandomTokens(500, 1);
+    const Answer dense = Generate(engine.get(), tokens, "dense");
+    for (const std::string& arm : arms) {
+      const Answer sparse = Generate(engine.get(), tokens, arm);
+      EXPECT_EQ(sparse.result.tokens, dense.result.tokens) << arm;
+      EXPECT_EQ(sparse.logits, dense.logits) << arm;
+      const AttentionAccount& account = sparse.result.ledger.decode.attention;
+      EXPECT_EQ(account.tokens_read, account.tokens_resident) << arm;
+      EXPECT_GT(account.layers_sparse, 0) << arm;
+    }
+  }
+}
+
+TEST_F(SparseEngine, TheLedgerShowsWhatWasNotRead) {
+  const auto engine = NewEngine({kFast, kFaithful});
+  const std::vector<TokenId> tokens = RandomTokens(700, 2);
+  for (const std::string& arm : {kFast, kFaithful}) {
+    const AttentionAccount account =
+        Generate(engine.get(), tokens, arm).result.ledger.decode.attention;
+    EXPECT_LT(account.tokens_read, account.tokens_resident / 2);
+    EXPECT_LT(account.bytes_read, account.bytes_dense);
+    EXPECT_EQ(account.layers_dense, 0);
+    EXPECT_EQ(account.layers_sparse, 3 * 39);
+    EXPECT_EQ(account.mass_heads, 4 * account.layers_sparse);
+    const double sum = account.mass_exact + account.mass_estimated + account.mass_dropped;
+    EXPECT_NEAR(sum, static_cast<double>(account.mass_heads), 1e-6 * sum);
+    EXPECT_EQ(account.bytes_estimated > 0, arm == kFaithful);
+    EXPECT_EQ(account.mass_estimated > 0, arm == kFaithful);
+    EXPECT_GT(account.bytes_scanned, 0);
+  }
+  const AttentionAccount dense =
+      Generate(engine.get(), tokens, "dense").result.ledger.decode.attention;
+  EXPECT_EQ(dense.layers_sparse, 0);
+  EXPECT_EQ(dense.tokens_read, dense.tokens_resident);
+  EXPECT_EQ(dense.mass_heads, 0);
+}
+
+TEST_F(SparseEngine, EstimatingTheRestComesCloserToDenseThanDroppingIt) {
+  const auto engine = NewEngine({kFast, kFaithful});
+  double fast_error = 0;
+  double faithful_error = 0;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    const std::vector<TokenId> tokens = RandomTokens(600, seed);
+    const Answer dense = Generate(engine.get(), tokens, "dense", 2);
+    const Answer fast = Generate(engine.get(), tokens, kFast, 2);
+    const Answer faithful = Generate(engine.get(), tokens, kFaithful, 2);
+    for (size_t i = 0; i < dense.logits[1].size(); ++i) {
+      fast_error += std::abs(fast.logits[1][i] - dense.logits[1][i]);
+      faithful_error += std::abs(faithful.logits[1][i] - dense.logits[1][i]);
+    }
+  }
+  EXPECT_LT(faithful_error, 0.5 * fast_error);
+}
+
+TEST_F(SparseEngine, TheSameSeedDrawsTheSameTokens) {
+  const std::vector<TokenId> tokens = RandomTokens(500, 7);
+  for (const std::string& arm : {kFast, kFaithful, std::string("select=random,seed=3")}) {
+    std::vector<std::vector<TokenId>> drawn;
+    for (const uint32_t seed : {5U, 5U, 6U}) {
+      const auto engine = NewEngine({kFast, kFaithful});
+      Answer answer;
+      Request request = NewRequest(tokens, arm, 40, &answer);
+      request.sampling = {.temperature = 1, .seed = seed};
+      drawn.push_back(engine->Run(request).tokens);
+    }
+    EXPECT_EQ(drawn[0], drawn[1]) << arm;
+    EXPECT_NE(drawn[0], drawn[2]) << arm;
+  }
+}
+
+TEST_F(SparseEngine, PagesThatDoNotKeepASketchRefuseTheArm) {
+  const auto engine = NewEngine({"dense"});
+  Request request;
+  request.tokens = RandomTokens(10, 3);
+  request.arm = kFast;
+  try {
+    engine->Submit(request);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  }
+  request.arm = "select=recent";
+  EXPECT_NO_THROW(engine->Submit(request));
+}
+
+TEST_F(SparseEngine, ArmsShareDensePagesAndNothingElse) {
+  const auto engine = NewEngine({kFast});
+  const std::vector<TokenId> tokens = RandomTokens(320, 4);
+  const Answer first = Generate(engine.get(), tokens, kFast, 70);
+  // A second turn: the prompt, the answer, more text.
+  std::vector<TokenId> turn = tokens;
+  turn.insert(turn.end(), first.result.tokens.begin(), first.result.tokens.end());
+  const std::vector<TokenId> more = RandomTokens(40, 5);
+  turn.insert(turn.end(), more.begin(), more.end());
+  // 320 prompt tokens are ten pages; the answer's 69 stored ones fill two more.
+  EXPECT_EQ(Generate(engine.get(), turn, kFast).result.reused_tokens, 384);
+  // Another parameter is another arm.
+  EXPECT_EQ(Generate(engine.get(), turn, kFast + ",recent=32", 2).result.reused_tokens, 320);
+  const Answer dense = Generate(engine.get(), turn, "dense");
+  EXPECT_EQ(dense.result.reused_tokens, 320);
+  EXPECT_EQ(Generate(engine.get(), tokens, "dense", 2).result.reused_tokens, 288);
+  const auto fresh = NewEngine({});
+  EXPECT_EQ(dense.logits, Generate(fresh.get(), turn, "dense").logits);
+}
+
+TEST_F(SparseEngine, SequencesOfOneBatchGiveWhatTheyGiveAlone) {
+  const std::vector<std::string> arms = {"dense", kFast, kFaithful, kFast};
+  const auto together = NewEngine(arms);
+  std::vector<Answer> runs(arms.size());
+  std::vector<RequestId> ids;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    ids.push_back(together->Submit(
+        NewRequest(RandomTokens(300 + 50 * static_cast<int64_t>(i), i), arms[i], 40, &runs[i])));
+  }
+  while (together->Step()) {
+  }
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const auto alone = NewEngine(arms);
+    const Answer run =
+        Generate(alone.get(), RandomTokens(300 + 50 * static_cast<int64_t>(i), i), arms[i]);
+    EXPECT_EQ(together->TakeResult(ids[i])->tokens, run.result.tokens) << arms[i];
+    EXPECT_EQ(runs[i].logits, run.logits) << arms[i];
+  }
+}
+
+class SparseEngineWithWindows : public SparseEngine {
+ protected:
+  SparseEngineWithWindows() : SparseEngine({.context_length = 1024, .windows = {48, 0, 48}}) {}
+};
+
+TEST_F(SparseEngineWithWindows, LocalLayersReadTheirWindow) {
+  const auto engine = NewEngine({kFaithful});
+  const Answer run = Generate(engine.get(), RandomTokens(600, 6), kFaithful);
+  const AttentionAccount& account = run.result.ledger.decode.attention;
+  EXPECT_EQ(account.layers_sparse, 39);
+  EXPECT_EQ(account.layers_dense, 2 * 39);
+  for (const auto& row : run.logits) EXPECT_TRUE(std::isfinite(row[0]));
+}
+
+}  // namespace
+}  // namespace winnow
