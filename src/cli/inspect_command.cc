@@ -105,7 +105,7 @@ Inspection ReadInspection(const std::string& path) {
     inspection.shape = ShapeOf(inspection.info.config);
     Try(refusal, [&] { CheckLayers(file, inspection.info.config); });
   }
-  CountTensors(file, inspection.info);
+  CountTensors(file, &inspection.info);
   const auto text = [&](const char* key) {
     std::string value;
     Try(refusal, [&] { value = file.String(key).value_or(""); });

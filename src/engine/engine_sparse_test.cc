@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,8 +11,11 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "engine/engine.h"
+#include "model/backbone.h"
 #include "policy/arm.h"
 #include "testing/fake_backbone.h"
+#include "testing/paths.h"
+#include "testing/tiny_gguf.h"
 
 namespace winnow {
 namespace {
@@ -37,7 +40,7 @@ struct Answer {
 
 class SparseEngine : public ::testing::Test {
  protected:
-  explicit SparseEngine(FakeShape shape = {.context_length = 1024}) : backbone_(shape) {}
+  explicit SparseEngine(const FakeShape& shape = {.context_length = 1024}) : backbone_(shape) {}
 
   std::unique_ptr<Engine> NewEngine(const std::vector<std::string>& arms,
                                     DType dtype = DType::kF32) {
@@ -174,13 +177,26 @@ TEST_F(SparseEngine, ArmsShareDensePagesAndNothingElse) {
   turn.insert(turn.end(), more.begin(), more.end());
   // 320 prompt tokens are ten pages; the answer's 69 stored ones fill two more.
   EXPECT_EQ(Generate(engine.get(), turn, kFast).result.reused_tokens, 384);
-  // Another parameter is another arm.
-  EXPECT_EQ(Generate(engine.get(), turn, kFast + ",recent=32", 2).result.reused_tokens, 320);
   const Answer dense = Generate(engine.get(), turn, "dense");
   EXPECT_EQ(dense.result.reused_tokens, 320);
+  // Another parameter is another arm: it reuses what dense just left, not the first answer's pages.
+  EXPECT_EQ(Generate(engine.get(), turn, kFast + ",recent=32", 2).result.reused_tokens, 416);
   EXPECT_EQ(Generate(engine.get(), tokens, "dense", 2).result.reused_tokens, 288);
   const auto fresh = NewEngine({});
   EXPECT_EQ(dense.logits, Generate(fresh.get(), turn, "dense").logits);
+}
+
+TEST_F(SparseEngine, AnotherParameterIsAnotherArm) {
+  const auto engine = NewEngine({kFast});
+  const std::vector<TokenId> tokens = RandomTokens(320, 4);
+  std::vector<TokenId> turn = tokens;
+  const Answer first = Generate(engine.get(), tokens, kFast, 70);
+  turn.insert(turn.end(), first.result.tokens.begin(), first.result.tokens.end());
+  EXPECT_EQ(Generate(engine.get(), turn, kFast + ",recent=32", 2).result.reused_tokens, 320);
+  // It read the rest of its prompt densely: those pages, up to 384, are for everybody.
+  const Answer dense = Generate(engine.get(), turn, "dense");
+  EXPECT_EQ(dense.result.reused_tokens, 384);
+  EXPECT_EQ(dense.logits, Generate(NewEngine({}).get(), turn, "dense").logits);
 }
 
 TEST_F(SparseEngine, SequencesOfOneBatchGiveWhatTheyGiveAlone) {
@@ -215,6 +231,71 @@ TEST_F(SparseEngineWithWindows, LocalLayersReadTheirWindow) {
   EXPECT_EQ(account.layers_sparse, 39);
   EXPECT_EQ(account.layers_dense, 2 * 39);
   for (const auto& row : run.logits) EXPECT_TRUE(std::isfinite(row[0]));
+}
+
+// On ggml's kernels. Of Q8_0 weights a row is the same bits whatever the batch, so what a sequence
+// gives alone is what it gives beside others.
+class SparseEngineOnGguf : public SparseEngine {
+ protected:
+  std::unique_ptr<Backbone> Load(testing::TinyGguf model) {
+    const std::string path = testing::TemporaryFolder() + "/tiny.gguf";
+    model.weight_type = "q8_0";
+    model.head_dim = 32;
+    model.context_length = 1024;
+    testing::WriteTinyGguf(path, model);
+    return LoadCpuBackbone(path, &pool_);
+  }
+
+  // Requests of these arms, in one batch or one after the other.
+  std::vector<Answer> Answers(Backbone* backbone, DType dtype, const std::vector<std::string>& arms,
+                              bool together) {
+    EngineOptions options;
+    options.kv_dtype = dtype;
+    options.planes = ArmPlanes(arms);
+    Engine engine(backbone, nullptr, &pool_, options);
+    std::vector<Answer> answers(arms.size());
+    std::vector<RequestId> ids;
+    for (size_t i = 0; i < arms.size(); ++i) {
+      const std::vector<TokenId> tokens = RandomTokens(250 + 30 * static_cast<int64_t>(i), i);
+      ids.push_back(engine.Submit(NewRequest(tokens, arms[i], 20, &answers[i])));
+      while (!together && engine.Step()) {
+      }
+    }
+    while (engine.Step()) {
+    }
+    for (size_t i = 0; i < arms.size(); ++i) answers[i].result = *engine.TakeResult(ids[i]);
+    engine.CheckInvariants();
+    return answers;
+  }
+};
+
+TEST_F(SparseEngineOnGguf, ABatchThatReadsEverythingGivesDensesBits) {
+  const auto backbone = Load({});
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    const auto dense = Answers(backbone.get(), dtype, {"dense", "dense", "dense"}, true);
+    const auto all = Answers(
+        backbone.get(), dtype,
+        {"select=all", "select=sketch,budget=4096,residual=sketch", "select=all,dense_layers=0"},
+        true);
+    for (size_t i = 0; i < dense.size(); ++i) EXPECT_EQ(all[i].logits, dense[i].logits) << i;
+  }
+}
+
+TEST_F(SparseEngineOnGguf, SequencesOfOneBatchGiveWhatTheyGiveAlone) {
+  for (const char* architecture : {"llama", "gemma3"}) {
+    const auto backbone = Load({.architecture = architecture, .window = 64});
+    const std::vector<std::string> arms = {kFaithful, "dense", kFast, kFaithful};
+    for (const DType dtype : {DType::kF32, DType::kF16}) {
+      const auto together = Answers(backbone.get(), dtype, arms, true);
+      const auto alone = Answers(backbone.get(), dtype, arms, false);
+      for (size_t i = 0; i < arms.size(); ++i) {
+        EXPECT_EQ(together[i].result.tokens, alone[i].result.tokens) << architecture << i;
+        EXPECT_EQ(together[i].logits, alone[i].logits) << architecture << i;
+        const AttentionAccount& account = together[i].result.ledger.decode.attention;
+        EXPECT_EQ(account.tokens_read < account.tokens_resident, arms[i] != "dense");
+      }
+    }
+  }
 }
 
 }  // namespace

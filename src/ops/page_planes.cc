@@ -93,7 +93,7 @@ void SketchChannel(const PageLayout& layout, const float* values, int bits, bool
   for (int64_t t = 0; t < layout.slots; ++t) {
     const double x = values[t * stride];
     const double exact = unit > 0 ? (x - base) / unit : 0;
-    const int code = std::clamp(static_cast<int>(exact + 0.5), 0, max_code);
+    const int code = std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
     const CodePlace place = PlaceOf(layout, bits, keys, t, channel);
     plane[format.code_offset + place.byte] |= static_cast<std::byte>(code << place.shift);
     const double error = x - (base + unit * code);

@@ -26,47 +26,46 @@ struct Shape {
 };
 
 // One sequence of one layer with random keys and values, channels of unlike ranges as models have.
-class Context {
- public:
-  Context(const Shape& shape, PlaneSet planes, DType dtype = DType::kF32)
-      : shape_(shape),
-        threads_(2),
-        pool_(PageLayout(shape.kv_heads, shape.slots, shape.dim, dtype, planes), 64),
-        kv_(&pool_, 1) {
+struct Context {
+  Context(const Shape& shape_in, PlaneSet planes, DType dtype = DType::kF32)
+      : shape(shape_in),
+        threads(2),
+        pool(PageLayout(shape.kv_heads, shape.slots, shape.dim, dtype, planes), 64),
+        kv(&pool, 1) {
     Rng rng(7);
     const int64_t row = static_cast<int64_t>(shape.kv_heads) * shape.dim;
-    keys_.resize(shape.n_tokens * row);
-    values_.resize(keys_.size());
-    for (size_t i = 0; i < keys_.size(); ++i) {
+    keys.resize(shape.n_tokens * row);
+    values.resize(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
       const auto channel = static_cast<float>(i % shape.dim);
-      keys_[i] = static_cast<float>(rng.Normal()) * (1 + 0.2f * channel) - channel;
-      values_[i] = static_cast<float>(rng.Normal());
+      keys[i] = static_cast<float>(rng.Normal()) * (1 + 0.2f * channel) - channel;
+      values[i] = static_cast<float>(rng.Normal());
     }
-    q_.resize(static_cast<size_t>(shape.kv_heads) * shape.group * shape.dim);
-    for (float& x : q_) x = static_cast<float>(rng.Normal());
-    Append(keys_, values_);
+    q.resize(static_cast<size_t>(shape.kv_heads) * shape.group * shape.dim);
+    for (float& x : q) x = static_cast<float>(rng.Normal());
+    Append(keys, values);
   }
 
-  void Append(const std::vector<float>& keys, const std::vector<float>& values) {
-    const int64_t first = kv_.n_tokens(0);
-    std::vector<int32_t> positions(shape_.n_tokens);
+  void Append(const std::vector<float>& new_keys, const std::vector<float>& new_values) {
+    const int64_t first = kv.n_tokens(0);
+    std::vector<int32_t> positions(shape.n_tokens);
     std::iota(positions.begin(), positions.end(), static_cast<int32_t>(first));
-    ASSERT_TRUE(kv_.Append(0, positions));
-    StoreKv(&kv_, 0, first, {keys.data(), {shape_.n_tokens, shape_.kv_heads, shape_.dim}},
-            {values.data(), {shape_.n_tokens, shape_.kv_heads, shape_.dim}});
-    UpdatePlanes(threads_, &kv_, 0, first, first + shape_.n_tokens);
+    ASSERT_TRUE(kv.Append(0, positions));
+    StoreKv(&kv, 0, first, {new_keys.data(), {shape.n_tokens, shape.kv_heads, shape.dim}},
+            {new_values.data(), {shape.n_tokens, shape.kv_heads, shape.dim}});
+    UpdatePlanes(threads, &kv, 0, first, first + shape.n_tokens);
   }
 
-  PagedKv View() const { return kv_.View(0); }
-  int64_t n_full() const { return kv_.n_tokens(0) / shape_.slots; }
-  int query_heads() const { return shape_.kv_heads * shape_.group; }
-  const PageLayout& layout() const { return pool_.layout(); }
+  PagedKv View() const { return kv.View(0); }
+  int64_t n_full() const { return kv.n_tokens(0) / shape.slots; }
+  int query_heads() const { return shape.kv_heads * shape.group; }
+  const PageLayout& layout() const { return pool.layout(); }
 
-  Shape shape_;
-  ThreadPool threads_;
-  PagePool pool_;
-  SequenceKv kv_;
-  std::vector<float> keys_, values_, q_;
+  Shape shape;
+  ThreadPool threads;
+  PagePool pool;
+  SequenceKv kv;
+  std::vector<float> keys, values, q;
 };
 
 constexpr float kScale = 0.05f;
@@ -91,15 +90,15 @@ Masses Scan(Context& context, int bits, bool with_weights) {
   Masses masses(context, with_weights);
   PageScanWorkspace workspace;
   const PageScanQuery query{
-      .q = context.q_.data(), .kv = context.View(), .masses = masses.View(context.n_full())};
-  SketchScan(context.threads_, std::span(&query, 1),
+      .q = context.q.data(), .kv = context.View(), .masses = masses.View(context.n_full())};
+  SketchScan(context.threads, std::span(&query, 1),
              {.query_heads = context.query_heads(), .scale = kScale}, bits, workspace, nullptr);
   return masses;
 }
 
 // Scores of the sketch in double: what the kernel approximates.
 std::vector<double> SketchScores(const Context& context, int bits, int query_head, int64_t page) {
-  const Shape& shape = context.shape_;
+  const Shape& shape = context.shape;
   std::vector<float> row(shape.dim);
   std::vector<double> scores;
   const std::byte* plane =
@@ -108,7 +107,7 @@ std::vector<double> SketchScores(const Context& context, int bits, int query_hea
     LoadSketchRow(context.layout(), plane, bits, true, slot, row);
     double score = 0;
     for (int c = 0; c < shape.dim; ++c) {
-      score += static_cast<double>(kScale) * context.q_[query_head * shape.dim + c] * row[c];
+      score += static_cast<double>(kScale) * context.q[query_head * shape.dim + c] * row[c];
     }
     scores.push_back(score);
   }
@@ -119,7 +118,7 @@ std::vector<double> SketchScores(const Context& context, int bits, int query_hea
 // largest product q·step, so each channel is off by at most half a level times the largest code
 // (centred); floats add 1e-4 of the scores' scale.
 double ScoreTolerance(const Context& context, int bits, int query_head, int64_t page) {
-  const Shape& shape = context.shape_;
+  const Shape& shape = context.shape;
   const std::byte* plane =
       context.View().PlaneOf(KeySketchPlane(bits), page, query_head / shape.group);
   std::vector<float> low(shape.dim);
@@ -136,7 +135,7 @@ double ScoreTolerance(const Context& context, int bits, int query_head, int64_t 
       min = std::min(min, row[c]);
       max = std::max(max, row[c]);
     }
-    const double q = std::abs(kScale * context.q_[query_head * shape.dim + c]);
+    const double q = std::abs(kScale * context.q[query_head * shape.dim + c]);
     largest = std::max(largest, q * (max - min));
     scale += q * std::max(std::abs(min), std::abs(max));
   }
@@ -190,7 +189,7 @@ void CheckValues(const Shape& shape) {
     heads.push_back({pages[head], shares.data() + first * stride, log_totals.data() + first});
   }
   for (const int bits : {2, 4}) {
-    std::vector<float> out(context.q_.size());
+    std::vector<float> out(context.q.size());
     std::vector<float> log_mass(context.query_heads());
     const SketchValuesQuery query{.kv = context.View(),
                                   .masses = masses.View(context.n_full()),
@@ -198,7 +197,7 @@ void CheckValues(const Shape& shape) {
                                   .out = out.data(),
                                   .log_mass = log_mass.data()};
     SketchValuesWorkspace workspace;
-    SketchValues(context.threads_, std::span(&query, 1), context.query_heads(), bits, workspace,
+    SketchValues(context.threads, std::span(&query, 1), context.query_heads(), bits, workspace,
                  nullptr);
     for (int head = 0; head < context.query_heads(); ++head) {
       const auto& chosen = pages[head / shape.group];
@@ -320,9 +319,9 @@ INSTANTIATE_TEST_SUITE_P(All, SketchShapes,
 TEST(Sketch, NanInAPageReachesItsMassAndNoOther) {
   const Shape shape{1, 2, 64, 32, 96};
   Context context(shape, {Plane::kKeys2, Plane::kKeys4, Plane::kKeys8});
-  std::vector<float> keys = context.keys_;
+  std::vector<float> keys = context.keys;
   keys[40 * 64 + 3] = std::nanf("");
-  context.Append(keys, context.values_);  // pages 3, 4, 5; the NaN is in page 4
+  context.Append(keys, context.values);  // pages 3, 4, 5; the NaN is in page 4
   for (const int bits : {2, 4, 8}) {
     const Masses masses = Scan(context, bits, false);
     for (int head = 0; head < 2; ++head) {

@@ -13,8 +13,8 @@ namespace winnow {
 namespace {
 
 const std::vector<std::string>& Kinds() {
-  static const std::vector<std::string> kinds = {"select", "residual", "certify"};
-  return kinds;
+  static const std::vector<std::string> kKinds = {"select", "residual", "certify"};
+  return kKinds;
 }
 
 struct ParsedArm {

@@ -62,7 +62,7 @@ double Params::Number(std::string_view key, double value, double min, double max
 std::string Params::Choice(std::string_view key, std::string_view value,
                            const std::vector<std::string>& choices) {
   const std::string* given = Find(key);
-  std::string chosen(given == nullptr ? value : std::string_view(*given));
+  std::string chosen = given == nullptr ? std::string(value) : *given;
   if (std::find(choices.begin(), choices.end(), chosen) == choices.end()) {
     Throw(ErrorKind::kUsage, "{}: {} is one of {}, not '{}'{}", policy_, key, Joined(choices),
           chosen, DidYouMean(chosen, choices));

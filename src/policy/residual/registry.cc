@@ -15,9 +15,9 @@ struct Entry {
 };
 
 const std::vector<Entry>& Registry() {
-  static const std::vector<Entry> entries = {
+  static const std::vector<Entry> kEntries = {
       {"none", MakeNone}, {"centroid", MakeCentroidResidual}, {"sketch", MakeSketchResidual}};
-  return entries;
+  return kEntries;
 }
 
 }  // namespace

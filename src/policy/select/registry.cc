@@ -14,14 +14,14 @@ struct Entry {
 };
 
 const std::vector<Entry>& Registry() {
-  static const std::vector<Entry> entries = {
+  static const std::vector<Entry> kEntries = {
       {"sketch", MakeSketchSelector}, {"cascade", MakeCascadeSelector},
       {"vashista", MakeVashista},     {"meanstd", MakeMeanStdSelector},
       {"quest", MakeQuestSelector},   {"oracle", MakeOracleSelector},
       {"recent", MakeRecentSelector}, {"random", MakeRandomSelector},
       {"all", MakeAllSelector},
   };
-  return entries;
+  return kEntries;
 }
 
 }  // namespace
