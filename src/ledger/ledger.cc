@@ -9,12 +9,29 @@ nlohmann::ordered_json ToJson(const PhaseLedger& phase) {
   for (const StageSeconds::Stage& stage : StageSeconds::kStages) {
     seconds[stage.name] = phase.seconds.*stage.seconds;
   }
-  return {{"tokens", phase.tokens},
-          {"kv_tokens_read", phase.attention.tokens_read},
-          {"kv_tokens_resident", phase.attention.tokens_resident},
-          {"bytes_read", phase.attention.bytes_read},
-          {"bytes_dense", phase.attention.bytes_dense},
-          {"seconds", std::move(seconds)}};
+  const AttentionAccount& a = phase.attention;
+  nlohmann::ordered_json json = {{"tokens", phase.tokens},
+                                 {"kv_tokens_read", a.tokens_read},
+                                 {"kv_tokens_resident", a.tokens_resident},
+                                 {"bytes_read", a.bytes_read},
+                                 {"bytes_dense", a.bytes_dense},
+                                 {"seconds", std::move(seconds)}};
+  if (a.layers_sparse > 0) {
+    json["sparse"] = {{"layers_sparse", a.layers_sparse},
+                      {"layers_dense", a.layers_dense},
+                      {"bytes_scanned", a.bytes_scanned},
+                      {"bytes_estimated", a.bytes_estimated},
+                      {"mass_kind", a.mass_heads > 0 ? "estimate" : "unknown"},
+                      {"mass_heads", a.mass_heads},
+                      {"mass_exact", a.mass_exact},
+                      {"mass_estimated", a.mass_estimated},
+                      {"mass_dropped", a.mass_dropped},
+                      {"mass_dropped_max", a.mass_dropped_max},
+                      {"widened", a.widened},
+                      {"fallback_mass", a.fallback_mass},
+                      {"fallback_not_finite", a.fallback_not_finite}};
+  }
+  return json;
 }
 
 }  // namespace winnow

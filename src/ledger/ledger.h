@@ -19,7 +19,8 @@ struct RequestLedger {
 };
 
 // {"tokens", "kv_tokens_read", "kv_tokens_resident", "bytes_read", "bytes_dense", "seconds":
-// {stage: s}}
+// {stage: s}}, and "sparse" where layers did not read everything: counts, and masses summed over
+// mass_heads query heads of layer-steps, which are estimates
 nlohmann::ordered_json ToJson(const PhaseLedger& phase);
 
 }  // namespace winnow
