@@ -29,10 +29,7 @@ const Task& FindTask(std::string_view name) {
     if (task.name == name) return task;
     names.emplace_back(task.name);
   }
-  const std::string nearest = NearestName(name, names);
-  Throw(ErrorKind::kUsage, "unknown task '{}'{}; known: {}", name,
-        nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest),
-        fmt::join(names, ", "));
+  Throw(ErrorKind::kUsage, "{}", UnknownName("task", name, names));
 }
 
 EvalSample MakeSample(const Task& task, TaskInput input, int64_t index) {

@@ -38,9 +38,9 @@ class SparseDecodeTest : public ::testing::Test {
 
   static std::unique_ptr<PagedLayer> NewLayer(uint64_t seed, DType dtype = DType::kF32,
                                               int64_t n_tokens = kTokens) {
-    static const PlaneSet kAllPlanes = ArmPlanes({"residual=sketch", "select=sketch,bits=8",
-                                               "select=sketch,bits=2,residual=sketch,bits=2",
-                                               "select=cascade", "select=quest,residual=centroid"});
+    static const PlaneSet kAllPlanes = ArmPlanes(
+        {"residual=sketch", "select=sketch,bits=8", "select=sketch,bits=2,residual=sketch,bits=2",
+         "select=cascade", "select=quest,residual=centroid"});
     return std::make_unique<PagedLayer>(LayerShape{kKvHeads, kHeads / kKvHeads, kDim, 32, n_tokens},
                                         kAllPlanes, dtype, seed);
   }

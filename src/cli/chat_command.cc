@@ -134,9 +134,9 @@ class Repl {
     } else if (name == "/add") {
       Add(argument);
     } else {
-      const std::string nearest = NearestName(name, {"/add", "/reset", "/stats", "/help", "/quit"});
+      const std::string offer = DidYouMean(name, {"/add", "/reset", "/stats", "/help", "/quit"});
       Throw(ErrorKind::kUsage, "unknown command '{}'{}", name,
-            nearest.empty() ? "; /help lists them" : fmt::format(" (did you mean '{}'?)", nearest));
+            offer.empty() ? "; /help lists them" : offer);
     }
   }
 

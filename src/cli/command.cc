@@ -119,10 +119,8 @@ CLI::Validator OneOf(const std::string& what, const std::vector<std::string>& na
       text = lower;
       return "";
     }
-    const std::string nearest = NearestName(lower, names);
-    return fmt::format("unknown {} '{}'{}; known: {}", what, text,
-                       nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest),
-                       fmt::join(names, ", "));
+    return fmt::format("unknown {} '{}'{}; known: {}", what, text, DidYouMean(lower, names),
+                       Joined(names));
   };
   return {choose, ""};
 }

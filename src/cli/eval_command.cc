@@ -291,10 +291,7 @@ void AddTaskFlags(CLI::App& command, EvalFlags& flags) {
       ->type_name("N")
       ->capture_default_str()
       ->group(group);
-  command
-      .add_flag("--no-chat-template", flags.no_chat_template,
-                "Plain completion, even if the model has a chat template")
-      ->group(group);
+  AddNoChatTemplateFlag(command, flags.no_chat_template, group);
 }
 
 }  // namespace

@@ -16,6 +16,13 @@
 
 namespace winnow {
 
+void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& group) {
+  command
+      .add_flag("--no-chat-template", flag,
+                "Plain completion, even if the model has a chat template")
+      ->group(group);
+}
+
 void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
   const std::string group = "Prompt";
   command
@@ -37,10 +44,7 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
       ->check(Between(1, 1 << 20))
       ->capture_default_str()
       ->group(group);
-  command
-      .add_flag("--no-chat-template", flags.no_chat_template,
-                "Plain completion, even if the model has a chat template")
-      ->group(group);
+  AddNoChatTemplateFlag(command, flags.no_chat_template, group);
   command
       .add_option("--chat-template", flags.chat_template_file,
                   "File with a Jinja chat template to use instead of the model's")

@@ -25,6 +25,8 @@ struct PromptFlags {
   std::string chat_template_file;
 };
 
+void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& group);
+
 // Adds -f, --strict, --system, --chunk-tokens, --no-chat-template and --chat-template.
 void AddPromptFlags(CLI::App& command, PromptFlags& flags);
 

@@ -299,7 +299,7 @@ std::string Describe(const Inspection& inspection) {
   }
   if (inspection.has_config) DescribeKvCache(info.config, out);
   out.Line("chat template", inspection.has_chat_template ? "yes" : "none: plain completion");
-  out.Line("sparsity pays", "not measured: this version is dense only");
+  out.Line("sparsity pays", "not measured");
   return out.text();
 }
 

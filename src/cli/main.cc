@@ -36,11 +36,6 @@ int Report(ExitKind kind, std::string_view message, bool json) {
   return kind.exit_code;
 }
 
-std::string Offer(std::string_view name, const std::vector<std::string>& candidates) {
-  const std::string nearest = NearestName(name, candidates);
-  return nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest);
-}
-
 // Whether --json was given, in any spelling that CLI11 knows, also where parsing went wrong: the
 // options hold what was read before that. A value that makes no sense still asks for JSON.
 bool WantsJson(const CLI::App& app) {
@@ -69,7 +64,7 @@ std::string UnknownCommand(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(command->get_name());
   }
-  return fmt::format("unknown command '{}'{}", extras.front(), Offer(extras.front(), names));
+  return fmt::format("unknown command '{}'{}", extras.front(), DidYouMean(extras.front(), names));
 }
 
 void CollectFlags(const CLI::App& app, std::vector<std::string>& names) {
@@ -91,7 +86,7 @@ std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   CollectFlags(app, names);
   for (const CLI::App* command : app.get_subcommands()) CollectFlags(*command, names);
   const std::string name = flag->substr(0, flag->find('='));
-  return fmt::format("unknown flag '{}'{}", name, Offer(name, names));
+  return fmt::format("unknown flag '{}'{}", name, DidYouMean(name, names));
 }
 
 void DefineProgram(CLI::App& app, CommandContext& context) {

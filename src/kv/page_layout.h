@@ -25,7 +25,6 @@ inline constexpr int kDefaultPageSlots = 32;
 // Tokens, or channels, that lie side by side in a sketch: the lanes of the widest vector.
 inline constexpr int kSketchLanes = 16;
 inline constexpr int kMaxSketchSlots = 128;
-inline constexpr int kPageScalars = 16;  // floats of Plane::kScalars
 
 enum class Plane : uint8_t {
   kKeys2,  // sketches: a copy at that many bits, minimum and step a channel
@@ -37,9 +36,8 @@ enum class Plane : uint8_t {
   kKeyDeviation,
   kKeyBox,
   kValueMean,
-  kScalars,  // radii
 };
-inline constexpr int kPlanes = 10;
+inline constexpr int kPlanes = 9;
 
 class PlaneSet {
  public:

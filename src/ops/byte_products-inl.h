@@ -27,6 +27,30 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
+// Query heads that are processed together.
+inline constexpr size_t kMaxHeadBlock = 4;
+
+// Calls run(std::integral_constant<size_t, R>(), first) for blocks of R <= kMaxHeadBlock of the
+// heads [0, n_heads), so that loops over a block's heads are unrolled.
+template <class Run>
+HWY_INLINE void ForEachHeadBlock(size_t n_heads, Run run) {
+  for (size_t first = 0; first < n_heads; first += kMaxHeadBlock) {
+    switch (n_heads - first) {
+      case 1:
+        run(std::integral_constant<size_t, 1>(), first);
+        break;
+      case 2:
+        run(std::integral_constant<size_t, 2>(), first);
+        break;
+      case 3:
+        run(std::integral_constant<size_t, 3>(), first);
+        break;
+      default:
+        run(std::integral_constant<size_t, kMaxHeadBlock>(), first);
+    }
+  }
+}
+
 // Stores the nearest integers of values in [-127, 127] as bytes and returns them.
 HWY_INLINE VF32 StoreRoundedToBytes(VF32 values, int8_t* to) {
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3

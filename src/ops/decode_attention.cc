@@ -72,10 +72,6 @@ class DecodeCall {
   }
 
  private:
-  int HeadsOf(const DecodeQuery& query) const {
-    return query.n_heads == 0 ? kv_heads_ : query.n_heads;
-  }
-
   // Checks query i, scales and pads it, and counts its tasks.
   void Prepare(int64_t i, float scale) {
     const DecodeQuery& query = queries_[i];
@@ -89,12 +85,8 @@ class DecodeCall {
     WINNOW_CHECK(0 <= query.first_head && query.first_head + n_heads <= kv_heads_,
                  "KV heads [{}, {}) of {}", query.first_head, query.first_head + n_heads,
                  kv_heads_);
-    float* to = workspace_.q.data() + i * query_heads_ * row_floats_;
-    const float* from = query.q;
-    for (int head = 0; head < n_heads * group_; ++head, to += row_floats_, from += dim_) {
-      for (int64_t d = 0; d < dim_; ++d) to[d] = scale * from[d];
-      std::fill(to + dim_, to + row_floats_, 0.0f);
-    }
+    ScaleQueryRows(query.q, static_cast<int64_t>(n_heads) * group_, dim_, row_floats_, scale,
+                   workspace_.q.data() + i * query_heads_ * row_floats_);
     const int64_t n_splits = SplitCount(query);
     workspace_.first_task[i + 1] = workspace_.first_task[i] + n_splits * n_heads;
     std::fill_n(workspace_.pending.data() + i * kv_heads_, kv_heads_,
@@ -170,8 +162,7 @@ void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
   int64_t tokens = 0;
   for (const DecodeQuery& query : queries) {
     tokens += query.end - query.begin;
-    bytes += query.kv.layout->HeadBytes(query.end - query.begin) *
-             (query.n_heads == 0 ? query.kv.layout->kv_heads : query.n_heads);
+    bytes += query.kv.layout->HeadBytes(query.end - query.begin) * HeadsOf(query);
   }
   const DecodeCall call(queries, params, workspace);
   if (bytes <= kInlineBytes) {

@@ -2,6 +2,7 @@
 // CPU).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -24,6 +25,22 @@ struct DecodeQuery {
   float* out = nullptr;       // [H, D]
   float* log_mass = nullptr;  // [H], or null
 };
+
+// KV heads of a query that may be restricted to some of them.
+template <class Query>
+int HeadsOf(const Query& query) {
+  return query.n_heads == 0 ? query.kv.layout->kv_heads : query.n_heads;
+}
+
+// Writes scale·q to rows of `stride` floats, the rest of each zero: q [n_rows, dim], to [n_rows,
+// stride].
+inline void ScaleQueryRows(const float* q, int64_t n_rows, int64_t dim, int64_t stride, float scale,
+                           float* to) {
+  for (int64_t row = 0; row < n_rows; ++row, q += dim, to += stride) {
+    for (int64_t c = 0; c < dim; ++c) to[c] = scale * q[c];
+    std::fill(to + dim, to + stride, 0.0f);
+  }
+}
 
 struct DecodeAttentionParams {
   int query_heads = 0;  // H, a multiple of the layout's K

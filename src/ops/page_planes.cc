@@ -147,39 +147,6 @@ void WriteBox(const PageLayout& layout, const float* keys, float* box) {
   }
 }
 
-struct Spread {
-  double radius = 0;
-  double rms = 0;
-};
-
-// Around the mean as it is stored.
-Spread SpreadOf(const PageLayout& layout, const float* values) {
-  std::vector<float> mean(layout.head_dim);
-  WriteMoments(layout, values, mean.data(), nullptr);
-  Spread spread;
-  double sum = 0;
-  for (int64_t t = 0; t < layout.slots; ++t) {
-    double squares = 0;
-    for (int64_t c = 0; c < layout.head_dim; ++c) {
-      const double x = static_cast<double>(values[t * layout.head_dim + c]) - mean[c];
-      squares += x * x;
-    }
-    const double norm = std::sqrt(squares) * (1 + 1e-12);
-    spread.radius = std::isnan(norm) ? norm : std::max(spread.radius, norm);
-    sum += squares;
-  }
-  spread.rms = std::sqrt(sum / layout.slots);
-  return spread;
-}
-
-void WriteScalars(const PageLayout& layout, const float* keys, const float* values, float* out) {
-  const Spread key = SpreadOf(layout, keys);
-  const Spread value = SpreadOf(layout, values);
-  out[static_cast<int>(PageScalar::kKeyRadius)] = RoundUpToFloat(key.radius);
-  out[static_cast<int>(PageScalar::kValueRadius)] = RoundUpToFloat(value.radius);
-  out[static_cast<int>(PageScalar::kValueRms)] = RoundUpToFloat(value.rms);
-}
-
 // The planes of one head of a page, from its keys and values [G, D].
 void WritePlanes(const PageLayout& layout, int head, const float* keys, const float* values,
                  std::byte* side) {
@@ -206,7 +173,6 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
   if (planes.Has(Plane::kValueMean)) {
     WriteMoments(layout, values, floats(Plane::kValueMean), nullptr);
   }
-  if (planes.Has(Plane::kScalars)) WriteScalars(layout, keys, values, floats(Plane::kScalars));
 }
 
 }  // namespace

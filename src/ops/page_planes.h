@@ -40,13 +40,6 @@ struct SketchFormat {
   size_t scan_bytes() const { return error_offset; }
 };
 
-// Indices into Plane::kScalars.
-enum class PageScalar : uint8_t {
-  kKeyRadius,    // >= max ‖k − k̄‖, k̄ as stored
-  kValueRadius,  // >= max ‖v − v̄‖, v̄ as stored
-  kValueRms,     // √ mean ‖v − v̄‖²
-};
-
 // Writes the planes of the pages of `layer` that hold a token of [first, end) and are full. Does
 // nothing for a layout without planes. A value that f16 cannot hold makes its channel's minimum and
 // its page's statistics NaN, and with them every score of the page.

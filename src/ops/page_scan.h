@@ -73,9 +73,6 @@ int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
   const int group = params.query_heads / layout.kv_heads;
   WINNOW_CHECK(group > 0 && group * layout.kv_heads == params.query_heads,
                "{} query heads, {} KV heads", params.query_heads, layout.kv_heads);
-  const auto heads_of = [&](const PageScanQuery& query) {
-    return query.n_heads == 0 ? layout.kv_heads : query.n_heads;
-  };
   const auto runs_of = [](const PageScanQuery& query) {
     return (query.masses.n_pages + kPagesPerScanTask - 1) / kPagesPerScanTask;
   };
@@ -89,14 +86,10 @@ int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
     const PageScanQuery& query = queries[i];
     WINNOW_CHECK(*query.kv.layout == layout && query.masses.stride >= query.masses.n_pages &&
                  query.masses.n_pages * layout.slots <= query.kv.n_tokens);
-    const int n_heads = heads_of(query);
+    const int n_heads = HeadsOf(query);
     WINNOW_CHECK(0 <= query.first_head && query.first_head + n_heads <= layout.kv_heads);
-    float* to = workspace.q.data() + i * params.query_heads * dim;
-    for (int64_t head = 0; head < static_cast<int64_t>(n_heads) * group; ++head, to += dim) {
-      const float* from = query.q + head * layout.head_dim;
-      for (int64_t c = 0; c < layout.head_dim; ++c) to[c] = params.scale * from[c];
-      std::fill(to + layout.head_dim, to + dim, 0.0f);
-    }
+    ScaleQueryRows(query.q, static_cast<int64_t>(n_heads) * group, layout.head_dim, dim,
+                   params.scale, workspace.q.data() + i * params.query_heads * dim);
     first_task[i + 1] = first_task[i] + runs_of(query) * n_heads;
     n_pages += query.masses.n_pages * n_heads;
   }

@@ -104,7 +104,7 @@ struct MaxOp {
 // other vector lengths are not compiled.
 template <class D, class Op>
 HWY_INLINE void StoreReduced4([[maybe_unused]] D f32, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c,
-                              hn::Vec<D> d, Op op, float* results) {
+                              hn::Vec<D> d, [[maybe_unused]] Op op, float* results) {
 #if HWY_TARGET == HWY_SCALAR
   results[0] = hn::GetLane(a);
   results[1] = hn::GetLane(b);

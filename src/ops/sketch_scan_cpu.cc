@@ -22,8 +22,6 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-// Query heads that are processed together.
-constexpr size_t kMaxScanHeads = 4;
 constexpr size_t kMaxScanDim = 512;
 // Pages that pass each stage together: a page alone is one long chain of dependent operations.
 constexpr size_t kPagesTogether = 4;
@@ -33,10 +31,10 @@ constexpr float kLog2E = std::numbers::log2e_v<float>;
 // What the products with the codes of one page need, for four query heads (of which the last may
 // be unused): score = offset + scale·Σ factor·code.
 struct PageFactors {
-  alignas(64) float exact[kMaxScanHeads * kMaxScanDim];     // [heads, dim]: q_c·step_c
-  alignas(64) int8_t rounded[kMaxScanHeads * kMaxScanDim];  // the same over `scale`
-  float scale[kMaxScanHeads];
-  float offset[kMaxScanHeads];
+  alignas(64) float exact[kMaxHeadBlock * kMaxScanDim];     // [heads, dim]: q_c·step_c
+  alignas(64) int8_t rounded[kMaxHeadBlock * kMaxScanDim];  // the same over `scale`
+  float scale[kMaxHeadBlock];
+  float offset[kMaxHeadBlock];
 };
 
 struct Page {
@@ -56,10 +54,10 @@ HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
   constexpr float kCentre = kHasByteProducts<kBits> ? ((1 << kBits) - 1) / 2.0f : 0.0f;
   const F32 f32;
   const VF32 centre = hn::Set(f32, kCentre);
-  VF32 offset[kMaxScanHeads];
-  VF32 largest[kMaxScanHeads];
+  VF32 offset[kMaxHeadBlock];
+  VF32 largest[kMaxHeadBlock];
   HWY_UNROLL(4)
-  for (size_t r = 0; r < kMaxScanHeads; ++r) offset[r] = largest[r] = hn::Zero(f32);
+  for (size_t r = 0; r < kMaxHeadBlock; ++r) offset[r] = largest[r] = hn::Zero(f32);
   for (size_t i = 0; i < dim; i += kLanes) {
     if (i % 32 == 0) {  // a line of each
       __builtin_prefetch(F16Row::At(page.minimum, i) + page.next, 0, 2);
@@ -77,7 +75,7 @@ HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
     }
   }
   if constexpr (kHasByteProducts<kBits>) {
-    float levels[kMaxScanHeads];
+    float levels[kMaxHeadBlock];
     StoreReduced4(f32, largest[0], largest[1], largest[2], largest[3], MaxOp(), levels);
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
@@ -139,10 +137,10 @@ template <size_t kHeads>
 HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, float* page_sum,
                         uint8_t* weights, size_t weight_stride) {
   const F32 f32;
-  VF32 max[kMaxScanHeads];
-  VF32 sum[kMaxScanHeads];
+  VF32 max[kMaxHeadBlock];
+  VF32 sum[kMaxHeadBlock];
   HWY_UNROLL(4)
-  for (size_t r = 0; r < kMaxScanHeads; ++r) {
+  for (size_t r = 0; r < kMaxHeadBlock; ++r) {
     const float* row = scores + std::min(r, kHeads - 1) * kSlotStride;
     max[r] = hn::LoadU(f32, row);
     sum[r] = hn::Zero(f32);
@@ -197,8 +195,8 @@ void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& for
     }
     for (size_t i = 0; i < n; ++i) {
       const size_t at = first_head * stride + static_cast<size_t>(first) + i;
-      float page_max[kMaxScanHeads];
-      float page_sum[kMaxScanHeads];
+      float page_max[kMaxHeadBlock];
+      float page_sum[kMaxHeadBlock];
       SumPage<kHeads>(scores[i], slots, page_max, page_sum,
                       masses.weights == nullptr ? nullptr : masses.weights + at * slots,
                       stride * slots);
@@ -226,22 +224,9 @@ void ScanHeads(const PageScanTask& task, Plane plane, const SketchFormat& format
 
 template <int kBits>
 void ScanBlocks(const PageScanTask& task, Plane plane, const SketchFormat& format) {
-  const auto n_heads = static_cast<size_t>(task.group_heads);
-  for (size_t first = 0; first < n_heads; first += kMaxScanHeads) {
-    switch (std::min(n_heads - first, kMaxScanHeads)) {
-      case 1:
-        ScanHeads<kBits, 1>(task, plane, format, first);
-        break;
-      case 2:
-        ScanHeads<kBits, 2>(task, plane, format, first);
-        break;
-      case 3:
-        ScanHeads<kBits, 3>(task, plane, format, first);
-        break;
-      default:
-        ScanHeads<kBits, 4>(task, plane, format, first);
-    }
-  }
+  ForEachHeadBlock(task.group_heads, [&](auto n_heads, size_t first) HWY_ATTR {
+    ScanHeads<kBits, n_heads()>(task, plane, format, first);
+  });
 }
 
 void ScanTask(const PageScanTask& task, Plane plane, const SketchFormat& format) {

@@ -18,8 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-// Query heads that are processed together.
-constexpr size_t kMaxValueHeads = 4;
 constexpr size_t kPagesAhead = 2;
 
 struct ValuePage {
@@ -140,22 +138,8 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
 
 template <int kBits>
 void AddBlocks(const SketchValuesTask& task) {
-  const auto n_heads = static_cast<size_t>(task.group_heads);
-  for (size_t first = 0; first < n_heads; first += kMaxValueHeads) {
-    switch (std::min(n_heads - first, kMaxValueHeads)) {
-      case 1:
-        AddHeads<kBits, 1>(task, first);
-        break;
-      case 2:
-        AddHeads<kBits, 2>(task, first);
-        break;
-      case 3:
-        AddHeads<kBits, 3>(task, first);
-        break;
-      default:
-        AddHeads<kBits, 4>(task, first);
-    }
-  }
+  ForEachHeadBlock(task.group_heads, [&](auto n_heads, size_t first)
+                                         HWY_ATTR { AddHeads<kBits, n_heads()>(task, first); });
 }
 
 void ValuesTask(const SketchValuesTask& task) {

@@ -80,26 +80,23 @@ void SharesOfHead(const float* max, const float* sum, size_t n, float* shares, f
                   float* log_total) {
   float reference = max[0];
   for (size_t p = 1; p < n; ++p) reference = std::max(reference, max[p]);
-  const F32 f32;
-  const VF32 offset = hn::Set(f32, reference);
-  const VF32 log2_e = hn::Set(f32, std::numbers::log2e_v<float>);
-  const auto mass = [&](size_t p) HWY_ATTR {
-    const VF32 scaled = hn::Mul(hn::Sub(hn::LoadU(f32, max + p), offset), log2_e);
-    return hn::Mul(FastExp2(f32, scaled), hn::LoadU(f32, sum + p));
+  // Computes as many masses as `d` has lanes.
+  const auto mass = [&](auto d, size_t p) HWY_ATTR {
+    const auto above = hn::Sub(hn::LoadU(d, max + p), hn::Set(d, reference));
+    const auto scaled = hn::Mul(above, hn::Set(d, std::numbers::log2e_v<float>));
+    return hn::Mul(FastExp2(d, scaled), hn::LoadU(d, sum + p));
   };
+  const F32 f32;
   VF32 total_lanes = hn::Zero(f32);
   size_t p = 0;
   for (; p + kLanes <= n; p += kLanes) {
-    const VF32 m = mass(p);
+    const VF32 m = mass(f32, p);
     hn::StoreU(m, f32, shares + p);
     total_lanes = hn::Add(total_lanes, m);
   }
   float total = hn::GetLane(hn::SumOfLanes(f32, total_lanes));
   for (; p < n; ++p) {
-    const hn::CappedTag<float, 1> one;
-    const auto scaled = hn::Mul(hn::Sub(hn::Set(one, max[p]), hn::Set(one, reference)),
-                                hn::Set(one, std::numbers::log2e_v<float>));
-    shares[p] = hn::GetLane(FastExp2(one, scaled)) * sum[p];
+    shares[p] = hn::GetLane(mass(hn::CappedTag<float, 1>(), p));
     total += shares[p];
   }
   *log_total = reference + std::log(total);

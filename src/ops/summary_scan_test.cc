@@ -190,6 +190,20 @@ TEST(PageShares, AreMassesOverTheirSum) {
   }
 }
 
+struct HeadShares {
+  std::vector<float> shares, pooled;
+  float log_total = 0;
+};
+
+// Of one query head.
+HeadShares SharesOf(std::vector<float>& max, std::vector<float>& sum) {
+  const auto n = std::ssize(max);
+  HeadShares result{std::vector<float>(n), std::vector<float>(n)};
+  PageShares({.n_pages = n, .stride = n, .max = max.data(), .sum = sum.data()}, 1,
+             result.shares.data(), result.pooled.data(), &result.log_total);
+  return result;
+}
+
 TEST(PageShares, WhatIsNotFiniteIsNanAndNoMassIsZero) {
   for (const float bad : {kNan, kInfinity}) {
     for (const size_t at : {0U, 5U, 18U}) {
@@ -197,11 +211,7 @@ TEST(PageShares, WhatIsNotFiniteIsNanAndNoMassIsZero) {
       std::vector<float> sum(20, 32.0f);
       max[at] = bad;
       OnEveryTarget([&] {
-        std::vector<float> shares(20);
-        std::vector<float> pooled(20);
-        float log_total = 0;
-        PageShares({.n_pages = 20, .stride = 20, .max = max.data(), .sum = sum.data()}, 1,
-                   shares.data(), pooled.data(), &log_total);
+        const auto [shares, pooled, log_total] = SharesOf(max, sum);
         for (size_t p = 0; p < 20; ++p) {
           EXPECT_TRUE(std::isnan(shares[p])) << bad << " at " << at << ", page " << p;
           EXPECT_TRUE(std::isnan(pooled[p]));
@@ -215,11 +225,7 @@ TEST(PageShares, WhatIsNotFiniteIsNanAndNoMassIsZero) {
   max[17] = 3;
   sum[17] = 2;
   OnEveryTarget([&] {
-    std::vector<float> shares(20);
-    std::vector<float> pooled(20);
-    float log_total = 0;
-    PageShares({.n_pages = 20, .stride = 20, .max = max.data(), .sum = sum.data()}, 1,
-               shares.data(), pooled.data(), &log_total);
+    auto [shares, pooled, log_total] = SharesOf(max, sum);
     for (size_t p = 0; p < 20; ++p) EXPECT_EQ(pooled[p], p == 17 ? 1.0f : 0.0f);
     EXPECT_FLOAT_EQ(log_total, 3 + std::log(2.0f));
     PageShares({}, 1, nullptr, nullptr, &log_total);

@@ -68,8 +68,7 @@ std::vector<Clause> ParseClauses(std::string_view text) {
 bool ParseCertify(const Clause& clause) {
   const std::vector<std::string> names = {"none", "estimate"};
   if (std::find(names.begin(), names.end(), clause.name) == names.end()) {
-    Throw(ErrorKind::kUsage, "unknown certificate '{}'{}; known: {}", clause.name,
-          DidYouMean(clause.name, names), Joined(names));
+    Throw(ErrorKind::kUsage, "{}", UnknownName("certificate", clause.name, names));
   }
   return clause.name != "none";
 }
@@ -112,12 +111,6 @@ ParsedArm Parse(std::string_view text) {
 }
 
 }  // namespace
-
-PlaneSet DecodePolicy::planes() const {
-  PlaneSet planes = selector->planes();
-  if (residual != nullptr) planes.Add(residual->planes());
-  return planes;
-}
 
 std::vector<std::string> KnownArms() { return {"auto", "dense"}; }
 

@@ -16,7 +16,11 @@ struct DecodePolicy {
   bool certify = true;                          // write down the unread mass
 
   // What the pages have to keep.
-  PlaneSet planes() const;
+  PlaneSet planes() const {
+    PlaneSet planes = selector->planes();
+    if (residual != nullptr) planes.Add(residual->planes());
+    return planes;
+  }
   bool wants_weights() const { return residual != nullptr && residual->weight_bits() > 0; }
 };
 

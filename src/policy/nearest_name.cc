@@ -45,6 +45,12 @@ std::string DidYouMean(std::string_view name, const std::vector<std::string>& ca
   return nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest);
 }
 
+std::string UnknownName(std::string_view what, std::string_view name,
+                        const std::vector<std::string>& known) {
+  return fmt::format("unknown {} '{}'{}; known: {}", what, name, DidYouMean(name, known),
+                     Joined(known));
+}
+
 std::string Joined(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
 }

@@ -17,4 +17,8 @@ std::string DidYouMean(std::string_view name, const std::vector<std::string>& ca
 // "a, b, c"
 std::string Joined(const std::vector<std::string>& names);
 
+// "unknown selector 'x' (did you mean 'y'?); known: y, z"
+std::string UnknownName(std::string_view what, std::string_view name,
+                        const std::vector<std::string>& known);
+
 }  // namespace winnow

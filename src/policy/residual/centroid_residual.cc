@@ -11,6 +11,8 @@ class CentroidResidual : public ResidualEstimator {
  public:
   PlaneSet planes() const override { return {Plane::kKeyMean, Plane::kValueMean}; }
 
+  void Begin(int64_t n_heads) override { unread_.resize(n_heads); }
+  void Plan(int64_t head, const UnreadPages& unread) override { unread_[head] = unread; }
   void Estimate(const LayerStep& step, ResidualStates states, int64_t* bytes_read) override {
     if (step.queries.empty()) return;
     const PageLayout& layout = *step.queries[0].kv.layout;
@@ -48,6 +50,8 @@ class CentroidResidual : public ResidualEstimator {
                           layout.head_dim);
     }
   }
+
+  std::vector<UnreadPages> unread_;  // [queries · K]
 };
 
 }  // namespace

@@ -33,8 +33,7 @@ std::unique_ptr<ResidualEstimator> MakeResidual(std::string_view name, int key_b
   for (const Entry& entry : Registry()) {
     if (entry.name == name) return entry.make(key_bits, params);
   }
-  Throw(ErrorKind::kUsage, "unknown residual estimator '{}'{}; known: {}", name,
-        DidYouMean(name, ResidualNames()), Joined(ResidualNames()));
+  Throw(ErrorKind::kUsage, "{}", UnknownName("residual estimator", name, ResidualNames()));
 }
 
 }  // namespace winnow

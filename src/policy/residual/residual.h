@@ -38,12 +38,9 @@ class ResidualEstimator {
   // A step, in this order: Begin with the number of KV heads of all queries; Plan for each of them,
   // from any thread; Estimate, which adds the bytes read to `bytes_read`. What Plan was given lives
   // until then.
-  virtual void Begin(int64_t n_heads) { unread_.resize(n_heads); }
-  virtual void Plan(int64_t head, const UnreadPages& unread) { unread_[head] = unread; }
+  virtual void Begin(int64_t n_heads) = 0;
+  virtual void Plan(int64_t head, const UnreadPages& unread) = 0;
   virtual void Estimate(const LayerStep& step, ResidualStates states, int64_t* bytes_read) = 0;
-
- protected:
-  std::vector<UnreadPages> unread_;  // [queries · K]
 };
 
 // Null for `none`. Throws Error(kUsage) for an unknown name (nearest offered) or parameter.

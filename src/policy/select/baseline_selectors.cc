@@ -36,7 +36,7 @@ class RecentSelector : public RankingSelector {
   }
 };
 
-// Another set in every layer and step, the same for the same seed.
+// Another set in every layer and whenever a page fills, the same for the same seed.
 class RandomSelector : public RankingSelector {
  public:
   explicit RandomSelector(uint64_t seed) : seed_(seed) {}

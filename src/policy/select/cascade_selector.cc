@@ -4,6 +4,7 @@
 #include "ops/page_planes.h"
 #include "ops/sketch_scan.h"
 #include "ops/summary_scan.h"
+#include "policy/select/routing.h"
 #include "policy/select/selectors.h"
 
 namespace winnow {
@@ -13,7 +14,7 @@ constexpr float kNoMass = -std::numeric_limits<float>::infinity();
 
 // A summary of every page, then the sketch of the P best of each KV head. What the summary leaves
 // out has no mass.
-class CascadeSelector : public Selector {
+class CascadeSelector : public ScanningSelector {
  public:
   CascadeSelector(SummaryScore summary, int64_t n_pages, int bits)
       : summary_(summary), n_pages_(n_pages), bits_(bits) {}
@@ -25,12 +26,11 @@ class CascadeSelector : public Selector {
   // Of the pages that were left out it knows nothing but the summary.
   bool estimates_mass() const override { return false; }
 
-  void Score(const LayerStep& step, int64_t* bytes_read) override {
-    ScanAllPages(step, &queries_);
+ protected:
+  void Scan(const LayerStep& step, int64_t* bytes_read) override {
     SummaryScan(*step.pool, queries_, step.params, summary_, workspace_, bytes_read);
-    if (step.queries.empty()) return;
-    Prepare(step);
     const int kv_heads = step.queries[0].kv.layout->kv_heads;
+    heads_.resize(step.queries.size() * kv_heads);
     step.pool->ForEach(std::ssize(step.queries) * kv_heads, [&](int64_t h, int /*thread*/) {
       Choose(step, h / kv_heads, static_cast<int>(h % kv_heads), &heads_[h]);
     });
@@ -43,14 +43,10 @@ class CascadeSelector : public Selector {
     std::vector<float> shares;      // [R, n_pages]
     std::vector<float> pooled;      // [n_pages]
     std::vector<float> log_totals;  // [R]
-    std::vector<int32_t> chosen;    // pages, ascending
+    std::vector<int64_t> chosen;    // pages, ascending
     std::vector<PageId> ids;
     std::vector<float> max, sum;  // [R, chosen]
   };
-
-  void Prepare(const LayerStep& step) {
-    heads_.resize(step.queries.size() * step.queries[0].kv.layout->kv_heads);
-  }
 
   void Choose(const LayerStep& step, int64_t query, int kv_head, Head* head) const {
     const PagedKv& kv = step.queries[query].kv;
@@ -61,24 +57,12 @@ class CascadeSelector : public Selector {
     head->pooled.resize(masses.n_pages);
     head->log_totals.resize(group);
     PageShares(masses, group, head->shares.data(), head->pooled.data(), head->log_totals.data());
-    head->chosen.resize(masses.n_pages);
-    for (size_t i = 0; i < head->chosen.size(); ++i) head->chosen[i] = static_cast<int32_t>(i);
-    if (n_pages_ < masses.n_pages) {
-      const auto better = [&](int32_t a, int32_t b) {
-        const float x = head->pooled[a];
-        const float y = head->pooled[b];
-        return x != y ? x > y : a < b;
-      };
-      // Shares that are not finite have no order; then every page is scanned, and noticed there.
-      if (std::all_of(head->pooled.begin(), head->pooled.end(), [](float x) { return x >= 0; })) {
-        std::nth_element(head->chosen.begin(), head->chosen.begin() + (n_pages_ - 1),
-                         head->chosen.end(), better);
-        head->chosen.resize(n_pages_);
-        std::sort(head->chosen.begin(), head->chosen.end());
-      }
-    }
+    // Shares that are not finite have no order; then every page is scanned, and noticed there.
+    const bool ranked = std::all_of(head->pooled.begin(), head->pooled.end(),
+                                    [](float share) { return share >= 0; });
+    head->chosen = TopFloatIndices(head->pooled, ranked ? n_pages_ : masses.n_pages);
     head->ids.clear();
-    for (int32_t page : head->chosen) head->ids.push_back(kv.pages[page]);
+    for (int64_t page : head->chosen) head->ids.push_back(kv.pages[page]);
     head->max.resize(group * head->chosen.size());
     head->sum.resize(head->max.size());
   }
@@ -124,9 +108,7 @@ class CascadeSelector : public Selector {
   SummaryScore summary_;
   int64_t n_pages_;
   int bits_;
-  std::vector<Head> heads_;
-  std::vector<PageScanQuery> queries_;
-  PageScanWorkspace workspace_;
+  std::vector<Head> heads_;  // [queries · K]
 };
 
 }  // namespace

@@ -11,12 +11,12 @@ namespace {
 constexpr int64_t kManyTokens = int64_t{1} << 30;
 constexpr int kMaxWidenings = 2;
 
-// The smallest k <= n such that the k largest of the middle hold `share` of all heads' mass.
-int64_t PagesForShare(std::span<const float> pooled, const std::vector<int32_t>& order,
-                      double missing, double share) {
-  double unread = missing;
+// The smallest k <= n such that the pages after the first k of `order`, whose pooled shares add up
+// to `unread` together, add up to at most `allowed`.
+int64_t PagesUntil(std::span<const float> pooled, const std::vector<int32_t>& order, double unread,
+                   double allowed) {
   int64_t k = 0;
-  while (k < std::ssize(order) && unread > 1 - share) unread -= pooled[order[k++]];
+  while (k < std::ssize(order) && unread > allowed) unread -= pooled[order[k++]];
   return k;
 }
 
@@ -78,16 +78,14 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
   const bool by_share = rule.mass > 0 || rule.tolerance < 1;
   if (by_share) {
     std::sort(order.begin(), order.end(), better);
-    const double missing = in_middle / group;
-    std::vector<float> scaled(pooled.begin(), pooled.end());
-    for (float& share : scaled) share /= static_cast<float>(group);
     if (rule.mass > 0) {
-      k = std::max(PagesForShare(scaled, order, missing, rule.mass), pages(rule.floor));
+      k = std::max(PagesUntil(pooled, order, in_middle, (1 - rule.mass) * group),
+                   pages(rule.floor));
       if (rule.cap > 0) k = std::min(k, pages(rule.cap));
       k = std::min<int64_t>(k, n);
     }
     if (rule.tolerance < 1) {
-      const int64_t needed = PagesForShare(scaled, order, missing, 1 - rule.tolerance);
+      const int64_t needed = PagesUntil(pooled, order, in_middle, rule.tolerance * group);
       while (k < needed && choice->widened < kMaxWidenings) {
         k = std::min<int64_t>(std::max<int64_t>(2 * k, 1), n);
         ++choice->widened;

@@ -36,8 +36,7 @@ std::unique_ptr<Selector> MakeSelector(std::string_view name, Params& params) {
   for (const Entry& entry : Registry()) {
     if (entry.name == name) return entry.make(params);
   }
-  Throw(ErrorKind::kUsage, "unknown selector '{}'{}; known: {}", name,
-        DidYouMean(name, SelectorNames()), Joined(SelectorNames()));
+  Throw(ErrorKind::kUsage, "{}", UnknownName("selector", name, SelectorNames()));
 }
 
 }  // namespace winnow

@@ -48,6 +48,23 @@ double ScorePage(PageScore kind, const PageSummaries& pages, std::span<const dou
   return 0;
 }
 
+template <typename T>
+std::vector<int64_t> TopIndicesOf(std::span<const T> scores, int64_t k) {
+  std::vector<int64_t> indices(scores.size());
+  std::iota(indices.begin(), indices.end(), int64_t{0});
+  k = std::clamp<int64_t>(k, 0, std::ssize(scores));
+  const auto before = [&](int64_t a, int64_t b) {
+    const bool a_is_nan = std::isnan(scores[a]);
+    const bool b_is_nan = std::isnan(scores[b]);
+    if (a_is_nan || b_is_nan) return a_is_nan && (!b_is_nan || a < b);
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  };
+  std::nth_element(indices.begin(), indices.begin() + k, indices.end(), before);
+  indices.resize(k);
+  std::sort(indices.begin(), indices.end());
+  return indices;
+}
+
 }  // namespace
 
 void ScorePages(PageScore kind, const PageSummaries& pages, std::span<const double> scaled_query,
@@ -81,19 +98,11 @@ void SharePageScores(TensorView<const double, 2> log_mass, std::span<double> sha
 }
 
 std::vector<int64_t> TopIndices(std::span<const double> scores, int64_t k) {
-  std::vector<int64_t> indices(scores.size());
-  std::iota(indices.begin(), indices.end(), int64_t{0});
-  k = std::clamp<int64_t>(k, 0, std::ssize(scores));
-  const auto before = [&](int64_t a, int64_t b) {
-    const bool a_is_nan = std::isnan(scores[a]);
-    const bool b_is_nan = std::isnan(scores[b]);
-    if (a_is_nan || b_is_nan) return a_is_nan && (!b_is_nan || a < b);
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  };
-  std::nth_element(indices.begin(), indices.begin() + k, indices.end(), before);
-  indices.resize(k);
-  std::sort(indices.begin(), indices.end());
-  return indices;
+  return TopIndicesOf(scores, k);
+}
+
+std::vector<int64_t> TopFloatIndices(std::span<const float> scores, int64_t k) {
+  return TopIndicesOf(scores, k);
 }
 
 double TopTwoGap(std::span<const double> scores) {

@@ -38,6 +38,7 @@ void SharePageScores(TensorView<const double, 2> log_mass, std::span<double> sha
 
 // Indices of the `k` largest scores, ascending; all of them if there are fewer, none for k <= 0.
 std::vector<int64_t> TopIndices(std::span<const double> scores, int64_t k);
+std::vector<int64_t> TopFloatIndices(std::span<const float> scores, int64_t k);
 
 // Largest minus second largest score: the gap of Vashista 8. +inf for fewer than two; NaN if a
 // score is.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "ops/summary_scan.h"
 #include "policy/select/selector.h"
@@ -19,8 +21,26 @@ std::unique_ptr<Selector> MakeRecentSelector(Params& params);
 std::unique_ptr<Selector> MakeRandomSelector(Params& params);  // seed=0
 std::unique_ptr<Selector> MakeAllSelector(Params& params);
 
-// For their use: a scan of all full pages of every query of the step, and the parameter `summary`.
-void ScanAllPages(const LayerStep& step, std::vector<PageScanQuery>* queries);
+// For their use: what scans all full pages of every query of the step first, and the parameter
+// `summary`.
+class ScanningSelector : public Selector {
+ public:
+  void Score(const LayerStep& step, int64_t* bytes_read) override {
+    queries_.clear();
+    for (size_t i = 0; i < step.queries.size(); ++i) {
+      queries_.push_back(
+          {.q = step.queries[i].q, .kv = step.queries[i].kv, .masses = step.masses[i]});
+    }
+    if (!queries_.empty()) Scan(step, bytes_read);
+  }
+
+ protected:
+  // Of `queries_`, which hold all pages of all queries, at least one.
+  virtual void Scan(const LayerStep& step, int64_t* bytes_read) = 0;
+
+  std::vector<PageScanQuery> queries_;
+  PageScanWorkspace workspace_;
+};
 SummaryScore ParseSummary(Params& params, std::string_view fallback);
 
 }  // namespace winnow

@@ -4,21 +4,20 @@
 namespace winnow {
 namespace {
 
-class SummarySelector : public Selector {
+class SummarySelector : public ScanningSelector {
  public:
   explicit SummarySelector(SummaryScore score) : score_(score) {}
   PlaneSet planes() const override { return SummaryPlanes(score_); }
   // The box only bounds from above.
   bool estimates_mass() const override { return score_ != SummaryScore::kBox; }
-  void Score(const LayerStep& step, int64_t* bytes_read) override {
-    ScanAllPages(step, &queries_);
+
+ protected:
+  void Scan(const LayerStep& step, int64_t* bytes_read) override {
     SummaryScan(*step.pool, queries_, step.params, score_, workspace_, bytes_read);
   }
 
  private:
   SummaryScore score_;
-  std::vector<PageScanQuery> queries_;
-  PageScanWorkspace workspace_;
 };
 
 }  // namespace
