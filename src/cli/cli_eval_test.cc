@@ -145,7 +145,8 @@ TEST_F(EvalWithModel, FindsNeedlesInABook) {
   const Finished result = RunWinnow(Args("eval", {"--text", *book, "--task", "needle", "--length",
                                                   "600", "--samples", "2", "--json"}));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  for (const json& cell : json::parse(result.out).at("cells")) {
+  const json report = json::parse(result.out);
+  for (const json& cell : report.at("cells")) {
     EXPECT_EQ(cell.at("hits"), 2) << cell;
     EXPECT_LT(cell.at("fidelity").at("kl").get<double>(), 1e-4);
     EXPECT_THAT(result.err, Not(HasSubstr("failed")));
