@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -11,12 +14,11 @@ namespace {
 constexpr int64_t kManyTokens = int64_t{1} << 30;
 constexpr int kMaxWidenings = 2;
 
-// The smallest k <= n such that the pages after the first k of `order`, whose pooled shares add up
-// to `unread` together, add up to at most `allowed`.
-int64_t PagesUntil(std::span<const float> pooled, const std::vector<int32_t>& order, double unread,
-                   double allowed) {
+// The smallest k such that the shares after the first k, of `sum` in all, add up to at most
+// `allowed`.
+int64_t PagesUntil(std::span<const float> descending, double sum, double allowed) {
   int64_t k = 0;
-  while (k < std::ssize(order) && unread > allowed) unread -= pooled[order[k++]];
+  while (k < std::ssize(descending) && sum > allowed) sum -= descending[k++];
   return k;
 }
 
@@ -57,35 +59,30 @@ MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generat
 
 void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group, int slots,
                  MiddlePages middle, PageChoice* choice) {
-  *choice = {.read = std::move(choice->read), .unread = std::move(choice->unread)};
-  std::vector<int32_t>& order = choice->read;
-  order.clear();
+  *choice = {.read = std::move(choice->read),
+             .unread = std::move(choice->unread),
+             .descending = std::move(choice->descending)};
+  choice->read.clear();
   choice->unread.clear();
-  double in_middle = 0;
-  for (int64_t page = middle.begin; page < middle.end; ++page) {
-    order.push_back(static_cast<int32_t>(page));
-    in_middle += pooled[page];
-  }
-  const auto n = std::ssize(order);
+  std::vector<float>& descending = choice->descending;
+  descending.assign(pooled.begin() + middle.begin, pooled.begin() + middle.end);
+  const auto n = std::ssize(descending);
+  const double in_middle = std::accumulate(descending.begin(), descending.end(), 0.0);
   choice->not_finite = !std::isfinite(in_middle);
   if (choice->not_finite) return;
   const auto pages = [slots](int64_t tokens) { return (tokens + slots - 1) / slots; };
-  const auto better = [&](int32_t a, int32_t b) {
-    return pooled[a] != pooled[b] ? pooled[a] > pooled[b] : a < b;
-  };
 
   int64_t k = std::min<int64_t>(pages(rule.budget), n);
   const bool by_share = rule.mass > 0 || rule.tolerance < 1;
   if (by_share) {
-    std::sort(order.begin(), order.end(), better);
+    std::sort(descending.begin(), descending.end(), std::greater<>());
     if (rule.mass > 0) {
-      k = std::max(PagesUntil(pooled, order, in_middle, (1 - rule.mass) * group),
-                   pages(rule.floor));
+      k = std::max(PagesUntil(descending, in_middle, (1 - rule.mass) * group), pages(rule.floor));
       if (rule.cap > 0) k = std::min(k, pages(rule.cap));
       k = std::min<int64_t>(k, n);
     }
     if (rule.tolerance < 1) {
-      const int64_t needed = PagesUntil(pooled, order, in_middle, rule.tolerance * group);
+      const int64_t needed = PagesUntil(descending, in_middle, rule.tolerance * group);
       while (k < needed && choice->widened < kMaxWidenings) {
         k = std::min<int64_t>(std::max<int64_t>(2 * k, 1), n);
         ++choice->widened;
@@ -94,14 +91,17 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
       if (choice->all_for_tolerance) k = n;
     }
   } else if (k > 0 && k < n) {
-    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), better);
+    std::nth_element(descending.begin(), descending.begin() + (k - 1), descending.end(),
+                     std::greater<>());
   }
-  // The k best are those not worse than the k-th.
-  const int32_t last = k > 0 ? order[k - 1] : 0;
-  order.clear();
+  // The k best are those above the k-th, and of its equals the first ones.
+  const float last = k > 0 ? descending[k - 1] : std::numeric_limits<float>::infinity();
+  int64_t equals = k - std::count_if(descending.begin(), descending.begin() + k,
+                                     [last](float share) { return share > last; });
   for (auto page = static_cast<int32_t>(middle.begin); page < middle.end; ++page) {
-    const bool read = k == n || (k > 0 && !better(last, page));
-    (read ? order : choice->unread).push_back(page);
+    const float share = pooled[page];
+    const bool read = k == n || share > last || (share == last && equals-- > 0);
+    (read ? choice->read : choice->unread).push_back(page);
   }
 }
 

@@ -38,6 +38,7 @@ struct PageChoice {
   int widened = 0;                 // times that the set was doubled
   bool all_for_tolerance = false;  // widening did not do: everything is read
   bool not_finite = false;         // a share is not finite: everything is read
+  std::vector<float> descending;   // scratch
 };
 
 // Chooses by pooled shares [n_pages], the sum over `group` query heads of each page's share of its
