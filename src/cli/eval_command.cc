@@ -6,6 +6,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -58,13 +60,15 @@ class ResultFolder {
             samples.string());
     }
     fs::create_directories(path, error);
-    if (error) Throw(ErrorKind::kInput, "{}: cannot be made: {}", path, error.message());
+    if (error) Throw(ErrorKind::kResource, "cannot make the folder {}: {}", path, error.message());
+    errno = 0;
     samples_.open(samples, std::ios::binary);
     Check(samples_, samples);
   }
 
   void AddSample(const ordered_json& line) {
     if (path_.empty()) return;
+    errno = 0;
     samples_ << DumpJson(line, /*indent=*/false) << '\n' << std::flush;
     Check(samples_, fs::path(path_) / "samples.jsonl");
   }
@@ -72,6 +76,7 @@ class ResultFolder {
   void WriteResults(const ordered_json& results) {
     if (path_.empty()) return;
     const fs::path file = fs::path(path_) / "results.json";
+    errno = 0;
     std::ofstream stream(file, std::ios::binary);
     stream << DumpJson(results, /*indent=*/true) << '\n' << std::flush;
     Check(stream, file);
@@ -79,7 +84,9 @@ class ResultFolder {
 
  private:
   static void Check(const std::ofstream& stream, const fs::path& path) {
-    if (!stream) Throw(ErrorKind::kResource, "cannot write {}", path.string());
+    if (stream) return;
+    Throw(ErrorKind::kResource, "cannot write {}: {}", path.string(),
+          errno == 0 ? "unknown cause" : std::strerror(errno));
   }
 
   std::string path_;
@@ -276,11 +283,13 @@ void AddTaskFlags(CLI::App& command, EvalFlags& flags) {
   command
       .add_option("--text", flags.text, "Books to hide needles in and to continue: files, folders")
       ->type_name("FILE|DIR")
+      ->check(NotEmpty())
       ->group(group);
   command
       .add_option("--jsonl", flags.jsonl,
                   "Samples from a file in kvpress's columns: context, question, answer, ...")
       ->type_name("FILE")
+      ->check(NotEmpty())
       ->group(group);
   command.add_option("--continuation", flags.continuation, "Tokens that the task book goes on for")
       ->type_name("TOKENS")
@@ -321,6 +330,7 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
   command
       ->add_option("--out", flags->out, "Folder for samples.jsonl and results.json (docs/json.md)")
       ->type_name("DIR")
+      ->check(NotEmpty())
       ->group("Output");
   command->add_flag("-q,--quiet", flags->quiet, "No progress")->group("Output");
   command->footer(TaskHelp() +

@@ -133,6 +133,12 @@ std::string ReadTextFile(const std::string& path) {
   return text;
 }
 
+std::string ReadQuestion(const std::string& flag) {
+  if (flag == "-") return ReadTextFile("-");
+  CheckUtf8(flag, "the question");
+  return flag;
+}
+
 std::string ReadChatTemplate(const PromptFlags& flags) {
   if (flags.no_chat_template && !flags.chat_template_file.empty()) {
     Throw(ErrorKind::kUsage, "--chat-template and --no-chat-template exclude each other");

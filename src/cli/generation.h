@@ -54,6 +54,9 @@ DocumentSet ReadDocuments(const PromptFlags& flags);
 // line end. Throws Error(kInput) if it cannot be read or is not UTF-8.
 std::string ReadTextFile(const std::string& path);
 
+// What -p gives: the text itself, or standard input for "-". Throws as ReadTextFile.
+std::string ReadQuestion(const std::string& flag);
+
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
 std::string ReadChatTemplate(const PromptFlags& flags);
 

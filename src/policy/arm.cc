@@ -90,7 +90,9 @@ ParsedArm Parse(std::string_view text) {
   policy->residual = MakeResidual(residual.name, policy->selector->weight_bits(), residual.params);
   // A residual that resolves values by token is good in every layer; what drops tokens, or takes
   // pages for points, is not in the first two.
-  policy->rule = ReadRule::FromParams(select.params, policy->wants_weights());
+  policy->rule = select.name == "all"
+                     ? ReadRule::OfEverything(select.params)
+                     : ReadRule::FromParams(select.params, policy->wants_weights());
   policy->certify = ParseCertify(certify);
   std::string resolved;
   for (const Clause* clause : {&select, &residual, &certify}) {
@@ -106,7 +108,6 @@ ParsedArm Parse(std::string_view text) {
     Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
           select.name);
   }
-  if (select.name == "all") policy->rule.budget = int64_t{1} << 40;
   return {std::move(policy), std::move(resolved)};
 }
 

@@ -73,6 +73,14 @@ TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
   EXPECT_THAT(UsageError("select=sketch,bits=3"), testing::HasSubstr("2, 4, 8"));
 }
 
+TEST(Arm, WhatReadsEverythingTakesNoLimit) {
+  EXPECT_EQ(ParseArm("select=all").resolved,
+            "select=all,dense_layers=2,residual=none,certify=estimate");
+  for (const std::string parameter : {"budget=64", "mass=0.9", "cap=5", "recent=1", "tol=0.1"}) {
+    EXPECT_THAT(UsageError("select=all," + parameter), testing::HasSubstr("has no parameter"));
+  }
+}
+
 TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
   for (const std::string arm : {"select=sketch,budget=0",
                                 "select=sketch,budget=-5",
