@@ -128,6 +128,9 @@ void AddBenchCommand(CLI::App& app, CommandContext& context) {
   AddTestFlags(*command, flags->bench);
   AddPeerFlags(*command, *flags);
   AddJsonFlag(*command, context);
+  command->footer(
+      "Example: decoding behind short and long contexts, beside llama.cpp\n"
+      "  winnow bench -m model.gguf -d 0,4096 --peer llama.cpp");
   command->callback([flags, &context] {
     context.run = [flags, &context] { return RunBenchCommand(*flags, context.json); };
   });

@@ -172,8 +172,9 @@ void AddCompareCommand(CLI::App& app, CommandContext& context) {
   AddJsonFlag(*command, context);
   command->add_flag("-q,--quiet", flags->quiet, "No progress bar")->group("Output");
   command->footer(
-      "Example: what does the default arm change?\n"
-      "  winnow compare -m model.gguf -f notes/ -p \"When does the contract end?\" --arm auto");
+      "Example: what does reading less change?\n"
+      "  winnow compare -m model.gguf -f notes/ -p \"When does the contract end?\" \\\n"
+      "      --arm select=sketch,residual=sketch");
   command->callback(
       [flags, &context] { context.run = [flags, &context] { return Run(*flags, context.json); }; });
 }

@@ -241,11 +241,17 @@ int Run(const EvalFlags& flags, bool json) {
     signal = interrupts.Pending();
   }
   const ordered_json results = Results(flags, loaded.path, evaluation, report, complete);
-  folder.WriteResults(results);
+  int exit_code = complete ? 0 : 128 + signal;
+  try {
+    folder.WriteResults(results);
+  } catch (const Error& error) {  // they are printed all the same
+    Warn(error.what());
+    exit_code = DescribeError(error.kind()).exit_code;
+  }
   if (!complete) Warn("stopped: what was finished is reported");
   Output output;
   output.Write(json ? DumpJson(results, /*indent=*/true) + "\n" : report.Table());
-  return output.ExitCode(complete ? 0 : 128 + signal);
+  return output.ExitCode(exit_code);
 }
 
 std::string TaskHelp() {
@@ -334,9 +340,10 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
       ->group("Output");
   command->add_flag("-q,--quiet", flags->quiet, "No progress")->group("Output");
   command->footer(TaskHelp() +
-                  "\nExample: is auto as good as dense at finding needles?\n"
+                  "\nExample: does reading less still find needles?\n"
                   "  winnow eval -m model.gguf --text book.txt --task needle,multikey "
-                  "--length 4096,7000 --arm auto");
+                  "--length 4096,7000 \\\n"
+                  "      --arm select=sketch,residual=sketch");
   command->callback(
       [flags, &context] { context.run = [flags, &context] { return Run(*flags, context.json); }; });
 }

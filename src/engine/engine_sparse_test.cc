@@ -276,7 +276,7 @@ TEST_F(SparseEngineOfWideHeads, ASketchRefusesHeadsThatAreTooWide) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("576"), std::string::npos) << error.what();
   }
-  const std::string arm = "select=vashista,budget=64,residual=centroid,dense_layers=0";
+  const std::string arm = "select=vashista,budget=64,dense_layers=0,residual=centroid";
   const Answer answer = Generate(NewEngine({arm}).get(), RandomTokens(500, 1), arm, 4);
   const AttentionAccount& account = answer.result.ledger.decode.attention;
   EXPECT_LT(account.tokens_read, account.tokens_resident);
