@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -304,6 +305,7 @@ void AddTaskFlags(CLI::App& command, EvalFlags& flags) {
       ->group(group);
   command.add_option("--seed", flags.seed, "Seed of the samples and of the bootstrap")
       ->type_name("N")
+      ->check(Between(0, std::numeric_limits<int64_t>::max()))
       ->capture_default_str()
       ->group(group);
   AddNoChatTemplateFlag(command, flags.no_chat_template, group);

@@ -42,8 +42,8 @@ inline constexpr int64_t kDefaultMaxTokens = 512;
 // Adds -n, --stop, --arm and the sampler's flags.
 void AddGenerationFlags(CLI::App& command, GenerationFlags& flags);
 
-// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range: before anything is
-// loaded.
+// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range, Error(kInput) for a
+// stop string that is not UTF-8: before anything is loaded.
 void Validate(const GenerationFlags& flags);
 
 // Reads the documents and warns on stderr about each file left out. Throws Error(kInput) as

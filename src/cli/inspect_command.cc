@@ -319,13 +319,13 @@ void AddInspectCommand(CLI::App& app, CommandContext& context) {
                           ->check(NotEmpty())
                           ->capture_default_str()
                           ->group("Model");
-  command->add_option("file", *model, "The same without -m")
-      ->type_name("PATH")
-      ->check(NotEmpty())
-      ->excludes(flag);
+  CLI::Option* file = command->add_option("file", *model, "The same without -m")
+                          ->type_name("PATH")
+                          ->check(NotEmpty());
   AddJsonFlag(*command, context);
   command->footer("Example:\n  winnow inspect model.gguf");
-  command->callback([model, &context] {
+  command->callback([model, flag, file, &context] {
+    if (*flag && *file) Throw(ErrorKind::kUsage, "-m and a file without it exclude each other");
     context.run = [model, &context] { return Inspect(*model, context.json); };
   });
 }

@@ -45,6 +45,10 @@ std::vector<Clause> ParseClauses(std::string_view text) {
     const size_t equals = part.find('=');
     const std::string key(part.substr(0, equals));
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == part.size()) {
+      if (part != text) {
+        Throw(ErrorKind::kUsage, "the arm '{}': '{}' is no policy or parameter, which have values",
+              text, part);
+      }
       std::vector<std::string> known = KnownArms();
       Throw(ErrorKind::kUsage, "unknown arm '{}'{}; known: {}, or policies such as {}", text,
             DidYouMean(text, known), Joined(known), "select=sketch,budget=256,residual=sketch");
