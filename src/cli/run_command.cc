@@ -10,7 +10,6 @@
 #include "cli/generation.h"
 #include "cli/run_record.h"
 #include "core/error.h"
-#include "text/utf8.h"
 
 namespace winnow {
 namespace {
@@ -30,9 +29,7 @@ std::string Question(const RunFlags& flags) {
     Throw(ErrorKind::kUsage, "-p and --prompt-file exclude each other");
   }
   if (!flags.prompt_file.empty()) return ReadTextFile(flags.prompt_file);
-  if (flags.question == "-") return ReadTextFile("-");
-  CheckUtf8(flags.question, "the question");
-  return flags.question;
+  return ReadQuestion(flags.question);
 }
 
 // llama.cpp with its defaults on the same tokens, and as many decode steps as Winnow made.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cli/output.h"
+#include "core/byte_size.h"
 #include "core/memory.h"
 #include "ledger/ledger.h"
 #include "policy/arm.h"
@@ -75,7 +76,8 @@ std::vector<Row> Rows(const RunRecord& record) {
       {"time to first token", seconds(result.ttft_seconds), seconds(peer.ttft_seconds),
        Ratio(peer.ttft_seconds, result.ttft_seconds)},
       {"ms a token", per_token(tpot), per_token(peer_tpot), Ratio(peer_tpot, tpot)},
-      {"memory", FormatBytes(record.peak_rss_bytes), FormatBytes(peer.buffer_bytes), ""},
+      {"memory", FormatBytes(static_cast<int64_t>(record.peak_rss_bytes)),
+       FormatBytes(peer.buffer_bytes), ""},
       {"of it KV", FormatBytes(result.kv_bytes), FormatBytes(peer.kv_bytes), ""},
   };
   if (result.reused_tokens > 0) {

@@ -219,6 +219,69 @@ TEST_F(SparseEngine, SequencesOfOneBatchGiveWhatTheyGiveAlone) {
   }
 }
 
+// An f32 cache holds what a sketch cannot.
+TEST_F(SparseEngine, WhatASketchCannotHoldIsReadExactly) {
+  const std::vector<TokenId> tokens = RandomTokens(500, 8);
+  for (const bool spoil_key : {true, false}) {
+    backbone_.on_key_value = [&](int32_t position, std::span<float> key, std::span<float> value) {
+      if (position == 100) (spoil_key ? key : value)[3] = 1e5F;  // of head 0
+    };
+    const auto engine = NewEngine({kFast, kFaithful});
+    for (const std::string& arm : {kFast, kFaithful}) {
+      const Answer answer = Generate(engine.get(), tokens, arm);
+      EXPECT_EQ(answer.result.finish_reason, FinishReason::kMaxTokens) << answer.result.error;
+      const AttentionAccount& account = answer.result.ledger.decode.attention;
+      // One of the two KV heads of every layer and step.
+      EXPECT_EQ(account.fallback_not_finite, account.layers_sparse) << arm;
+      EXPECT_LT(account.tokens_read, account.tokens_resident) << arm;
+    }
+  }
+}
+
+TEST_F(SparseEngine, ANumberThatIsNoneFailsItsRequestAlone) {
+  const auto engine = NewEngine({kFast, kFaithful});
+  for (const bool spoil_key : {true, false}) {
+    for (const std::string& arm : {kFast, kFaithful}) {
+      // A token of the answer, for the prompt is read densely; position 290 is of the first request
+      // only.
+      backbone_.on_key_value = [&](int32_t position, std::span<float> key, std::span<float> value) {
+        if (position == 290) (spoil_key ? key : value)[3] = std::nanf("");
+      };
+      Answer bad;
+      Answer good;
+      const RequestId bad_id = engine->Submit(NewRequest(RandomTokens(280, 9), arm, 40, &bad));
+      const RequestId good_id = engine->Submit(NewRequest(RandomTokens(200, 9), arm, 40, &good));
+      while (engine->Step()) {
+      }
+      const RequestResult failed = *engine->TakeResult(bad_id);
+      EXPECT_EQ(failed.finish_reason, FinishReason::kFailed);
+      EXPECT_EQ(failed.error_kind, ErrorKind::kInput);
+      EXPECT_EQ(failed.error, "the model's logits after token 291 are not finite");
+      EXPECT_EQ(failed.tokens.size(), 11u);
+      EXPECT_EQ(engine->TakeResult(good_id)->finish_reason, FinishReason::kMaxTokens);
+    }
+  }
+}
+
+class SparseEngineOfWideHeads : public SparseEngine {
+ protected:
+  SparseEngineOfWideHeads() : SparseEngine({.head_dim = 576, .context_length = 1024}) {}
+};
+
+TEST_F(SparseEngineOfWideHeads, ASketchRefusesHeadsThatAreTooWide) {
+  try {
+    NewEngine({"select=cascade"});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("576"), std::string::npos) << error.what();
+  }
+  const std::string arm = "select=vashista,budget=64,dense_layers=0,residual=centroid";
+  const Answer answer = Generate(NewEngine({arm}).get(), RandomTokens(500, 1), arm, 4);
+  const AttentionAccount& account = answer.result.ledger.decode.attention;
+  EXPECT_LT(account.tokens_read, account.tokens_resident);
+}
+
 class SparseEngineWithWindows : public SparseEngine {
  protected:
   SparseEngineWithWindows() : SparseEngine({.context_length = 1024, .windows = {48, 0, 48}}) {}

@@ -69,6 +69,9 @@ TEST(PageLayout, RefusesShapesThatCannotBe) {
   EXPECT_THROW(PageLayout(1, 32, 80, DType::kQ8_0), Error);
   EXPECT_THROW(PageLayout(0, 32, 64, DType::kF16), Error);
   EXPECT_THROW(PageLayout(1, 0, 64, DType::kF16), Error);
+  EXPECT_THROW(PageLayout(1, 32, 513, DType::kF16, {Plane::kKeys4}), Error);
+  EXPECT_EQ(PageLayout(1, 32, 512, DType::kF16, {Plane::kKeys4}).padded_dim, kMaxSketchDim);
+  EXPECT_GT(PageLayout(1, 32, 1024, DType::kF16, {Plane::kKeyMean}).side_bytes, 0u);
   EXPECT_THROW(PageLayout(1, 32, -1, DType::kF16), Error);
 }
 

@@ -13,7 +13,6 @@
 #include <limits>
 #include <numbers>
 
-#include "core/check.h"
 #include "ops/byte_products-inl.h"
 #include "ops/fast_exp-inl.h"
 #include "ops/rows_cpu-inl.h"
@@ -22,7 +21,6 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kMaxScanDim = 512;
 // Items from the one that is read to the one that is prefetched.
 constexpr int64_t kItemsAhead = 4;
 constexpr size_t kSlotStride = kMaxSketchSlots;
@@ -31,8 +29,8 @@ constexpr float kLog2E = std::numbers::log2e_v<float>;
 // What the products with the codes of one page need, for four query heads (of which the last may
 // be unused): score = offset + scale·Σ factor·code.
 struct PageFactors {
-  alignas(64) float exact[kMaxHeadBlock * kMaxScanDim];     // [heads, dim]: q_c·step_c
-  alignas(64) int8_t rounded[kMaxHeadBlock * kMaxScanDim];  // the same over `scale`
+  alignas(64) float exact[kMaxHeadBlock * kMaxSketchDim];     // [heads, dim]: q_c·step_c
+  alignas(64) int8_t rounded[kMaxHeadBlock * kMaxSketchDim];  // the same over `scale`
   float scale[kMaxHeadBlock];
   float offset[kMaxHeadBlock];
 };
@@ -232,7 +230,6 @@ void ScanBlocks(const PageScanTask& task, Plane plane, const SketchFormat& forma
 }
 
 void ScanTask(const PageScanTask& task, Plane plane, const SketchFormat& format) {
-  WINNOW_CHECK(format.dim <= kMaxScanDim, "heads of {} dimensions", format.dim);
   switch (format.bits) {
     case 2:
       return ScanBlocks<2>(task, plane, format);

@@ -45,6 +45,10 @@ std::vector<Clause> ParseClauses(std::string_view text) {
     const size_t equals = part.find('=');
     const std::string key(part.substr(0, equals));
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == part.size()) {
+      if (part != text) {
+        Throw(ErrorKind::kUsage, "the arm '{}': '{}' is no policy or parameter, which have values",
+              text, part);
+      }
       std::vector<std::string> known = KnownArms();
       Throw(ErrorKind::kUsage, "unknown arm '{}'{}; known: {}, or policies such as {}", text,
             DidYouMean(text, known), Joined(known), "select=sketch,budget=256,residual=sketch");
@@ -90,7 +94,9 @@ ParsedArm Parse(std::string_view text) {
   policy->residual = MakeResidual(residual.name, policy->selector->weight_bits(), residual.params);
   // A residual that resolves values by token is good in every layer; what drops tokens, or takes
   // pages for points, is not in the first two.
-  policy->rule = ReadRule::FromParams(select.params, policy->wants_weights());
+  policy->rule = select.name == "all"
+                     ? ReadRule::OfEverything(select.params)
+                     : ReadRule::FromParams(select.params, policy->wants_weights());
   policy->certify = ParseCertify(certify);
   std::string resolved;
   for (const Clause* clause : {&select, &residual, &certify}) {
@@ -106,7 +112,6 @@ ParsedArm Parse(std::string_view text) {
     Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
           select.name);
   }
-  if (select.name == "all") policy->rule.budget = int64_t{1} << 40;
   return {std::move(policy), std::move(resolved)};
 }
 

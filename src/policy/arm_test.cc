@@ -33,6 +33,9 @@ TEST(NearestName, OffersOnlyWhatIsNear) {
   EXPECT_EQ(NearestName("--tread", {"--threads", "--temp"}), "--threads");
   EXPECT_EQ(NearestName("zzzz", {"dense", "auto"}), "");
   EXPECT_EQ(NearestName("x", {}), "");
+  EXPECT_EQ(NearestName("3", {"2", "4", "34"}), "");
+  EXPECT_EQ(NearestName("llama", {"vllm", "llama.cpp"}), "llama.cpp");
+  EXPECT_EQ(NearestName("--no", {"--no-template", "--no-reuse"}), "");
 }
 
 std::string UsageError(const std::string& arm) {
@@ -71,6 +74,17 @@ TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
   EXPECT_THAT(UsageError("select=sketch,certify=estimat"), testing::HasSubstr("'estimate'"));
   EXPECT_THAT(UsageError("selct=sketch"), testing::HasSubstr("did you mean 'select'?"));
   EXPECT_THAT(UsageError("select=sketch,bits=3"), testing::HasSubstr("2, 4, 8"));
+  EXPECT_THAT(UsageError("select=sketch,budget"), testing::HasSubstr("'budget' is no"));
+  EXPECT_THAT(UsageError("dense,select=sketch"), testing::HasSubstr("'dense' is no"));
+  EXPECT_THAT(UsageError("select=sketch,"), testing::HasSubstr("'' is no"));
+}
+
+TEST(Arm, WhatReadsEverythingTakesNoLimit) {
+  EXPECT_EQ(ParseArm("select=all").resolved,
+            "select=all,dense_layers=2,residual=none,certify=estimate");
+  for (const std::string parameter : {"budget=64", "mass=0.9", "cap=5", "recent=1", "tol=0.1"}) {
+    EXPECT_THAT(UsageError("select=all," + parameter), testing::HasSubstr("has no parameter"));
+  }
 }
 
 TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {

@@ -22,6 +22,10 @@ int64_t PagesUntil(std::span<const float> descending, double sum, double allowed
   return k;
 }
 
+int DenseLayers(Params& params, bool sparse_everywhere) {
+  return static_cast<int>(params.Int("dense_layers", sparse_everywhere ? 0 : 2, 0, kManyTokens));
+}
+
 }  // namespace
 
 ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
@@ -45,9 +49,12 @@ ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
   rule.sinks = params.Int("sinks", 4, 0, kManyTokens);
   rule.recent = params.Int("recent", 64, 1, kManyTokens);
   rule.gen_exact = params.Int("gen_exact", 1024, 0, kManyTokens);
-  rule.dense_layers =
-      static_cast<int>(params.Int("dense_layers", sparse_everywhere ? 0 : 2, 0, kManyTokens));
+  rule.dense_layers = DenseLayers(params, sparse_everywhere);
   return rule;
+}
+
+ReadRule ReadRule::OfEverything(Params& params) {
+  return {.budget = kManyTokens, .dense_layers = DenseLayers(params, false)};
 }
 
 MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generated, int slots) {

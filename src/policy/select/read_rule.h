@@ -22,6 +22,8 @@ struct ReadRule {
 
   // Reads the parameters of a `select=` policy. Throws Error(kUsage), also for contradictions.
   static ReadRule FromParams(Params& params, bool sparse_everywhere);
+  // The rule of `select=all`, which only the first layers can be kept from.
+  static ReadRule OfEverything(Params& params);
 };
 
 // Pages [begin, end) of a layer that may be left unread.
