@@ -95,6 +95,7 @@ Qkv FakeBackbone::AttentionInput(int layer, TensorView<const float, 2> hidden,
     }
     std::copy_n(qkv.data(), nq, q_.data() + t * nq);
     std::copy_n(qkv.data() + nq, nk, k_.data() + t * nk);
+    if (on_keys) on_keys(layer, positions[t], {k_.data() + t * nk, static_cast<size_t>(nk)});
     std::copy_n(qkv.data() + nq + nk, nk, v_.data() + t * nk);
   }
   return {.q = {q_.data(), {n, config_.query_heads, d}},

@@ -40,6 +40,8 @@ class FakeBackbone : public Backbone {
   // Called at the start of AttentionInput with (layer, T, positions[0]); may throw to play a
   // failure.
   std::function<void(int, int64_t, int32_t)> on_attention_input;
+  // Called with (layer, position) and the keys [K, D] of each token; may spoil them.
+  std::function<void(int, int32_t, std::span<float>)> on_keys;
   // Called with each row of logits before it is returned; may spoil it.
   std::function<void(std::span<float>)> on_logits;
 

@@ -64,8 +64,8 @@ void SparseDecode::AccountHead(const DecodePolicy& policy, size_t head, Attentio
   for (int r = 0; r < group_; ++r) AccountMass(policy, head, r, account, of_head);
 }
 
-// Shares of one query head: Z_E was computed, Z_U is the selector's estimate of the unread mass, and
-// of it the residual's Ẑ was put in.
+// Shares of one query head: Z_E was computed, Z_U is the selector's estimate of the unread mass,
+// and of it the residual's Ẑ was put in.
 void SparseDecode::AccountMass(const DecodePolicy& policy, size_t head, int r,
                                AttentionAccount* account, HeadAccount* of_head) const {
   if (!policy.selector->estimates_mass()) {

@@ -55,7 +55,8 @@ bool SparseDecode::NeedsMore(const ReadRule& rule, size_t head) {
   return !finite || (h.over_tolerance && rule.fallback != Fallback::kCap);
 }
 
-// The open heads read twice as many pages of the middle, or all, and merge them into what they have.
+// The open heads read twice as many pages of the middle, or all, and merge them into what they
+// have.
 void SparseDecode::ReadMore(const ReadRule& rule, const LayerStep& step,
                             std::span<const SparseSlot> slots) {
   const int64_t group_floats = static_cast<int64_t>(group_) * layout_->head_dim;
@@ -66,8 +67,8 @@ void SparseDecode::ReadMore(const ReadRule& rule, const LayerStep& step,
     Head& head = heads_[open_[i]];
     const bool all =
         head.not_finite || rule.fallback == Fallback::kDense || head.widened == kMaxWidenings;
-    const int64_t n_more = all ? std::ssize(head.choice.unread)
-                               : std::max<int64_t>(std::ssize(head.choice.read), 1);
+    const int64_t n_more =
+        all ? std::ssize(head.choice.unread) : std::max<int64_t>(std::ssize(head.choice.read), 1);
     head.dense = all;
     head.widened += all ? 0 : 1;
     const PagedKv& kv = slots[open_[i] / layout_->kv_heads].query.kv;
@@ -82,8 +83,8 @@ void SparseDecode::ReadMore(const ReadRule& rule, const LayerStep& step,
   }
   DecodeAttention(*pool_, queries_, step.params, workspace_, nullptr);
   for (size_t i = 0; i < open_.size(); ++i) {
-    float* out = slots[open_[i] / layout_->kv_heads].out +
-                 open_[i] % layout_->kv_heads * group_floats;
+    float* out =
+        slots[open_[i] / layout_->kv_heads].out + open_[i] % layout_->kv_heads * group_floats;
     for (int r = 0; r < group_; ++r) {
       const int64_t row = static_cast<int64_t>(r) * layout_->head_dim;
       MergeAttentionState(out + row, &log_mass_[open_[i] * group_ + r],

@@ -1,5 +1,6 @@
-// Attention of one layer of a decode step that reads few tokens, says how sure that is, estimates the
-// others, and writes down the split: score → select → read → certify → estimate → account → merge.
+// Attention of one layer of a decode step that reads few tokens, says how sure that is, estimates
+// the others, and writes down the split: score → select → read → certify → estimate → account →
+// merge.
 #pragma once
 
 #include <cstdint>

@@ -119,8 +119,8 @@ int Run(const RunFlags& flags, bool json) {
   }
   if (json) {
     nlohmann::ordered_json object = {{"schema", "winnow.run/1"}};
-    object.update(ToJson(
-        record, flags.report == "full" ? LedgerDetail::kFull : LedgerDetail::kSummary));
+    object.update(
+        ToJson(record, flags.report == "full" ? LedgerDetail::kFull : LedgerDetail::kSummary));
     output.Write(DumpJson(object, /*indent=*/true) + "\n");
   } else if (!flags.quiet && !output.failed()) {
     WriteErrorLines("\n" + FormatTable(record));

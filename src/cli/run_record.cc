@@ -87,15 +87,14 @@ std::string Percent(double part, double whole) {
   return fmt::format("{:.3g} %", 100 * part / whole);
 }
 
-// Of the sparse layers: what was read, and what is known of the rest. Estimates and bounds are called
-// what they are.
+// Of the sparse layers: what was read, and what is known of the rest. Estimates and bounds are
+// called what they are.
 std::string SparseLine(const AttentionAccount& a) {
   if (a.layers_sparse == 0) return "";
-  std::string line = fmt::format("decode read {} of the tokens, {} of the bytes",
-                                 Percent(static_cast<double>(a.tokens_read),
-                                         static_cast<double>(a.tokens_resident)),
-                                 Percent(static_cast<double>(a.bytes_read),
-                                         static_cast<double>(a.bytes_dense)));
+  std::string line = fmt::format(
+      "decode read {} of the tokens, {} of the bytes",
+      Percent(static_cast<double>(a.tokens_read), static_cast<double>(a.tokens_resident)),
+      Percent(static_cast<double>(a.bytes_read), static_cast<double>(a.bytes_dense)));
   if (a.mass_heads > 0) {
     const auto heads = static_cast<double>(a.mass_heads);
     line += fmt::format("; attention mass left out {}, stood for {} (estimates)",

@@ -48,8 +48,8 @@ RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, co
 nlohmann::ordered_json ToJson(const RunRecord& record,
                               LedgerDetail detail = LedgerDetail::kSummary);
 
-// The table that ends `winnow run`: one column, or two and their ratio with a peer; below it, if the
-// answer did not read everything, what was read and how sure that was.
+// The table that ends `winnow run`: one column, or two and their ratio with a peer; below it, if
+// the answer did not read everything, what was read and how sure that was.
 std::string FormatTable(const RunRecord& record);
 
 }  // namespace winnow

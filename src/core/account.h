@@ -124,8 +124,8 @@ struct AttentionAccount {
   // Likewise; kinds, bounds.
   StatementAccount statements;
 
-  // By KV head of sparse layer-steps: what read more than the budget, what read everything, and what
-  // was left as it was (fallback=cap), by cause.
+  // By KV head of sparse layer-steps: what read more than the budget, what read everything, and
+  // what was left as it was (fallback=cap), by cause.
   int64_t widened = 0;               // estimated unread mass above tol,
   int64_t widened_certificate = 0;   // its certified upper end above tol
   int64_t fallback_mass = 0;         // everything was read since widening did not do

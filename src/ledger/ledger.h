@@ -26,7 +26,7 @@ struct StepLedger {
 struct PhaseLedger {
   AttentionAccount attention;
   StageSeconds seconds;
-  int64_t tokens = 0;              // that passed through this phase
+  int64_t tokens = 0;             // that passed through this phase
   std::vector<StepLedger> steps;  // of decode, those with sparse layers
 
   // Lets AddStep of `account` do without memory.

@@ -24,9 +24,9 @@ class DeterministicCertifier : public Certifier {
       for (size_t r = 0; r < of_head.size(); ++r) {
         const std::span<const LogitShape> shapes(scratch.pages.shapes.data() + r * n_unread,
                                                  n_unread);
-        of_head[r] = BoundShare(
-            ReadLogMass(step, heads[h], static_cast<int>(r), scratch.pages.magnitude[r]),
-            SumOfPages(shapes));
+        of_head[r] =
+            BoundShare(ReadLogMass(step, heads[h], static_cast<int>(r), scratch.pages.magnitude[r]),
+                       SumOfPages(shapes));
       }
     });
     for (const Scratch& scratch : scratch_) *bytes_read += scratch.bytes;

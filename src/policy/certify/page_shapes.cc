@@ -32,8 +32,8 @@ void LoadStoredSummary(const PagedKv& kv, int64_t page, int kv_head, PageSummary
     row->resize(dim);
   }
   for (size_t c = 0; c < dim; ++c) {
-    const double largest = std::max(std::abs(static_cast<double>(low[c])),
-                                    std::abs(static_cast<double>(high[c])));
+    const double largest =
+        std::max(std::abs(static_cast<double>(low[c])), std::abs(static_cast<double>(high[c])));
     summary->mean[c] = mean[c];
     summary->mean_error[c] = NearestError(mean[c], FloatFormat::kF32) + of_sums * largest;
     summary->box_lo[c] = low[c];

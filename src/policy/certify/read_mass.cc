@@ -35,8 +35,8 @@ void LargestOfShortPage(const PagedKv& kv, int kv_head, std::vector<double>* lar
 
 LogInterval ReadLogMass(const LayerStep& step, const ReadHead& head, int r, double magnitude) {
   const double log_mass = head.log_mass[r];
-  const double error = DecodeLogMassError(step.queries[head.query].kv.layout->head_dim,
-                                          head.tokens_read, magnitude);
+  const double error =
+      DecodeLogMassError(step.queries[head.query].kv.layout->head_dim, head.tokens_read, magnitude);
   LogInterval interval{log_mass - error, log_mass + error, {StatementKind::kDeterministic}};
   if (!std::isfinite(interval.lo) || !std::isfinite(interval.hi)) {
     interval.statement.standing = Standing::kNotFinite;

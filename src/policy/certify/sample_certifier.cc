@@ -28,9 +28,9 @@ class SampleCertifier : public Certifier {
       scratch.bytes = scratch.pages.Load(step, heads[h]);
       const double delta = delta_ / static_cast<double>(of_head.size());
       for (size_t r = 0; r < of_head.size(); ++r) {
-        of_head[r] = BoundShare(
-            ReadLogMass(step, heads[h], static_cast<int>(r), scratch.pages.magnitude[r]),
-            Sample(step, heads[h], r, delta, &scratch).log_mass);
+        of_head[r] =
+            BoundShare(ReadLogMass(step, heads[h], static_cast<int>(r), scratch.pages.magnitude[r]),
+                       Sample(step, heads[h], r, delta, &scratch).log_mass);
       }
     });
     for (const Scratch& scratch : scratch_) *bytes_read += scratch.bytes;
@@ -57,9 +57,9 @@ class SampleCertifier : public Certifier {
     for (size_t i = 0; i < head.unread.size(); ++i) {
       const LogitShape& shape = scratch->pages.shapes[r * head.unread.size() + i];
       const size_t at = query_head * step.masses[head.query].stride + head.unread[i];
-      const double estimate = scanned_ ? step.masses[head.query].max[at] +
-                                             std::log(step.masses[head.query].sum[at])
-                                       : std::log(static_cast<double>(shape.n)) + shape.centre;
+      const double estimate =
+          scanned_ ? step.masses[head.query].max[at] + std::log(step.masses[head.query].sum[at])
+                   : std::log(static_cast<double>(shape.n)) + shape.centre;
       scratch->strata.push_back(StratumOf(shape, estimate, rounding));
     }
     const SamplePlan plan(scratch->strata);

@@ -30,10 +30,10 @@ class SketchCertifier : public Certifier {
 
  private:
   struct Scratch {
-    std::vector<PageId> ids;               // of the unread pages
-    std::vector<float> max, sum;           // [R, unread]
-    std::vector<float> error, magnitude;   // [R, n_pages]
-    std::vector<double> q, largest;        // [D]
+    std::vector<PageId> ids;              // of the unread pages
+    std::vector<float> max, sum;          // [R, unread]
+    std::vector<float> error, magnitude;  // [R, n_pages]
+    std::vector<double> q, largest;       // [D]
   };
 
   void Prepare(const LayerStep& step, std::span<const ReadHead> heads) {

@@ -28,8 +28,8 @@ struct ReadRule {
   bool certified = false;
   double gap = 0;  // least difference of the two best pages' scores; 0: any (Vashista 10.3)
   Fallback fallback = Fallback::kWiden;
-  int64_t sinks = 4;     // tokens always read: the first,
-  int64_t recent = 64;   // the last,
+  int64_t sinks = 4;         // tokens always read: the first,
+  int64_t recent = 64;       // the last,
   int64_t gen_exact = 1024;  // and generated ones, so many at most
   int dense_layers = 2;      // the first layers are read in full
 
@@ -62,8 +62,8 @@ struct PageChoice {
 void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group, int slots,
                  MiddlePages middle, PageChoice* choice);
 
-// Δ̂ of Vashista 8 over the pages of the middle: the best score of a page less the second best page's,
-// the least over the `group` query heads of `masses`. Infinite for fewer than two pages.
+// Δ̂ of Vashista 8 over the pages of the middle: the best score of a page less the second best
+// page's, the least over the `group` query heads of `masses`. Infinite for fewer than two pages.
 float ScoreGap(const PageMasses& masses, int group, MiddlePages middle);
 
 // Of `pages`, those to estimate: all but the smallest whose pooled shares add up to at most `tail`
