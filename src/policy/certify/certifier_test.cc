@@ -98,7 +98,7 @@ class CertifierTest : public ::testing::Test {
     return intervals;
   }
 
-  ThreadPool threads_{2};
+  ThreadPool threads_{1};  // thousands of calls, each too small to share
 };
 
 // In double: the share of `unread` pages of a query head. Its own rounding, a few hundred sums, is
@@ -177,13 +177,14 @@ TEST_F(CertifierTest, DeterministicIntervalsContainTheTruthOfTenThousandPages) {
       if (rng.Below(4) != 0 && page != round % 29) unread.push_back(page);
     }
     if (round % 7 == 3) unread = {static_cast<int32_t>(round % 29)};
+    std::vector<double> truth;
+    for (int head = 0; head < kHeads; ++head) truth.push_back(TrueShare(*layer, unread, head));
     for (const std::string& arm : arms) {
       const std::vector<Interval> intervals =
           Certify(arm, *layer, unread, StatementKind::kDeterministic);
       for (int head = 0; head < kHeads; ++head) {
-        const double truth = TrueShare(*layer, unread, head);
-        ASSERT_LE(intervals[head].lo, truth) << arm << ", round " << round;
-        ASSERT_GE(intervals[head].hi, truth) << arm << ", round " << round;
+        ASSERT_LE(intervals[head].lo, truth[head]) << arm << ", round " << round;
+        ASSERT_GE(intervals[head].hi, truth[head]) << arm << ", round " << round;
         informative += intervals[head].hi - intervals[head].lo < 0.5 ? 1 : 0;
       }
     }
@@ -220,15 +221,15 @@ TEST_F(CertifierTest, SummariesSayMuchWherePagesAreFlat) {
 // P(fewer than 1900 of 2000 cover | each does with 0.95) is a half, but these bounds are loose, and
 // the test is of the promise: at least 1 − δ.
 TEST_F(CertifierTest, TheSampledBoundCoversAsOftenAsItSays) {
-  auto layer = NewLayer(4, 20 * kSlots + 9, DType::kF16);
+  auto layer = NewLayer(4, 12 * kSlots + 9, DType::kF16);
   // Ranges of logits that leave the sample something to say.
   for (int64_t t = 0; t < layer->shape().n_tokens; ++t) {
     for (int head = 0; head < kKvHeads; ++head) {
-      for (float& x : layer->key(t, head)) x *= 0.05f;
+      for (float& x : layer->key(t, head)) x *= 0.15f;
     }
   }
   layer->Store(threads_);
-  std::vector<int32_t> unread(15);
+  std::vector<int32_t> unread(8);
   std::iota(unread.begin(), unread.end(), 2);
   std::vector<double> truth;
   for (int head = 0; head < kHeads; ++head) truth.push_back(TrueShare(*layer, unread, head));
@@ -239,7 +240,7 @@ TEST_F(CertifierTest, TheSampledBoundCoversAsOftenAsItSays) {
   double width = 0;
   for (int seed = 0; seed < kTrials; ++seed) {
     const std::string arm =
-        "select=recent,certify=sample,n=500,delta=0.05,seed=" + std::to_string(seed);
+        "select=recent,certify=sample,n=400,delta=0.05,seed=" + std::to_string(seed);
     const std::vector<Interval> intervals =
         Certify(arm, *layer, unread, StatementKind::kStatistical);
     // A KV head's intervals hold together.
