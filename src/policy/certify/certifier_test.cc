@@ -80,12 +80,12 @@ class CertifierTest : public ::testing::Test {
     DecodeWorkspace workspace;
     DecodeAttention(threads_, std::span(&decode, 1), params, workspace, nullptr);
 
-    std::vector<ReadHead> heads;
+    std::vector<ReadHead> heads(kKvHeads);
     for (int head = 0; head < kKvHeads; ++head) {
-      heads.push_back({.kv_head = head,
-                       .unread = unread,
-                       .tokens_read = read.n_tokens,
-                       .log_mass = log_mass.data() + head * kGroup});
+      heads[head] = {.kv_head = head,
+                     .unread = unread,
+                     .tokens_read = read.n_tokens,
+                     .log_mass = log_mass.data() + head * kGroup};
     }
     std::vector<ShareInterval> shares(kHeads);
     policy->certifier->Certify(step, heads, shares, &bytes);
@@ -123,6 +123,12 @@ double TrueShare(const PagedLayer& layer, const std::vector<int32_t>& unread, in
     }
   }
   return static_cast<double>(of_unread / total);
+}
+
+std::vector<double> TrueShares(const PagedLayer& layer, const std::vector<int32_t>& unread) {
+  std::vector<double> shares(kHeads);
+  for (int head = 0; head < kHeads; ++head) shares[head] = TrueShare(layer, unread, head);
+  return shares;
 }
 
 // Pages as models have them and as they do not: normal, an outlier, equal keys, huge norms, far
@@ -177,8 +183,7 @@ TEST_F(CertifierTest, DeterministicIntervalsContainTheTruthOfTenThousandPages) {
       if (rng.Below(4) != 0 && page != round % 29) unread.push_back(page);
     }
     if (round % 7 == 3) unread = {static_cast<int32_t>(round % 29)};
-    std::vector<double> truth;
-    for (int head = 0; head < kHeads; ++head) truth.push_back(TrueShare(*layer, unread, head));
+    const std::vector<double> truth = TrueShares(*layer, unread);
     for (const std::string& arm : arms) {
       const std::vector<Interval> intervals =
           Certify(arm, *layer, unread, StatementKind::kDeterministic);
@@ -231,8 +236,7 @@ TEST_F(CertifierTest, TheSampledBoundCoversAsOftenAsItSays) {
   layer->Store(threads_);
   std::vector<int32_t> unread(8);
   std::iota(unread.begin(), unread.end(), 2);
-  std::vector<double> truth;
-  for (int head = 0; head < kHeads; ++head) truth.push_back(TrueShare(*layer, unread, head));
+  const std::vector<double> truth = TrueShares(*layer, unread);
   const std::vector<Interval> certain =
       Certify("certify=deterministic", *layer, unread, StatementKind::kDeterministic);
   constexpr int kTrials = 2000;
