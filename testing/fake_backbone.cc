@@ -95,7 +95,7 @@ Qkv FakeBackbone::AttentionInput(int layer, TensorView<const float, 2> hidden,
     }
     if (on_key_value) {
       const std::span<float> kv(qkv.data() + nq, 2 * nk);
-      on_key_value(positions[t], kv.first(nk), kv.subspan(nk));
+      on_key_value(layer, positions[t], kv.first(nk), kv.subspan(nk));
     }
     std::copy_n(qkv.data(), nq, q_.data() + t * nq);
     std::copy_n(qkv.data() + nq, nk, k_.data() + t * nk);

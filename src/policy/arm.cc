@@ -69,14 +69,6 @@ std::vector<Clause> ParseClauses(std::string_view text) {
   return clauses;
 }
 
-bool ParseCertify(const Clause& clause) {
-  const std::vector<std::string> names = {"none", "estimate"};
-  if (std::find(names.begin(), names.end(), clause.name) == names.end()) {
-    Throw(ErrorKind::kUsage, "{}", UnknownName("certificate", clause.name, names));
-  }
-  return clause.name != "none";
-}
-
 ParsedArm Parse(std::string_view text) {
   // No profile is built in yet that says where sparse reading pays.
   if (text == "dense" || text == "auto") return {nullptr, "dense"};
@@ -97,16 +89,24 @@ ParsedArm Parse(std::string_view text) {
   policy->rule = select.name == "all"
                      ? ReadRule::OfEverything(select.params)
                      : ReadRule::FromParams(select.params, policy->wants_weights());
-  policy->certify = ParseCertify(certify);
+  policy->certifier = MakeCertifier(certify.name, policy->selector->weight_bits(), certify.params);
+  policy->certify = certify.name != "none";
+  policy->rule.certified = policy->certifier != nullptr;
   std::string resolved;
   for (const Clause* clause : {&select, &residual, &certify}) {
     clause->params.Finish();
     resolved += fmt::format("{}{}={}{}", resolved.empty() ? "" : ",", clause->kind, clause->name,
                             clause->params.Canonical());
   }
-  if (policy->rule.tolerance < 1 && !policy->selector->estimates_mass()) {
-    Throw(ErrorKind::kUsage, "select={} does not estimate the unread mass: it takes no tol",
+  if (policy->rule.tolerance < 1 && !policy->selector->estimates_mass() &&
+      !policy->rule.certified) {
+    Throw(ErrorKind::kUsage,
+          "select={} does not estimate the unread mass: it takes a tol only with a certificate "
+          "(certify=sketch)",
           select.name);
+  }
+  if (policy->rule.gap > 0 && !policy->selector->has_scores()) {
+    Throw(ErrorKind::kUsage, "select={} scores no keys: it takes no gap", select.name);
   }
   if (policy->rule.mass > 0 && !policy->selector->estimates_mass()) {
     Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",

@@ -53,7 +53,10 @@ TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
   for (const std::string arm :
        {"select=sketch", "select=sketch,bits=2,budget=64,residual=sketch,bits=2,tail=0",
         "residual=sketch", "select=cascade,P=8,summary=mean", "select=vashista,mass=0.5,cap=512",
-        "select=quest,residual=centroid,certify=none", "select=random,seed=7", "select=all"}) {
+        "select=quest,residual=centroid,certify=none",
+        "select=recent,tol=0.1,fallback=cap,certify=sketch", "certify=deterministic",
+        "select=sketch,gap=0.5,certify=sample,n=9,delta=0.01,seed=4", "select=random,seed=7",
+        "select=all"}) {
     const std::string resolved = ParseArm(arm).resolved;
     EXPECT_EQ(ParseArm(resolved).resolved, resolved) << arm;
     EXPECT_NE(ParseArm(arm).fingerprint, 0u);
@@ -72,6 +75,9 @@ TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
               testing::HasSubstr("did you mean 'centroid'?"));
   EXPECT_THAT(UsageError("select=sketch,budgat=3"), testing::HasSubstr("did you mean 'budget'?"));
   EXPECT_THAT(UsageError("select=sketch,certify=estimat"), testing::HasSubstr("'estimate'"));
+  EXPECT_THAT(UsageError("certify=sketsh"), testing::HasSubstr("did you mean 'sketch'?"));
+  EXPECT_THAT(UsageError("certify=sketch,bit=8"), testing::HasSubstr("did you mean 'bits'?"));
+  EXPECT_THAT(UsageError("select=sketch,fallback=widn"), testing::HasSubstr("'widen'"));
   EXPECT_THAT(UsageError("selct=sketch"), testing::HasSubstr("did you mean 'select'?"));
   EXPECT_THAT(UsageError("select=sketch,bits=3"), testing::HasSubstr("2, 4, 8"));
   EXPECT_THAT(UsageError("select=sketch,budget"), testing::HasSubstr("'budget' is no"));
@@ -108,6 +114,14 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "select=recent,mass=0.9",
                                 "select=random,tol=0.1",
                                 "select=quest,mass=0.9",
+                                "select=random,gap=1",
+                                "select=sketch,gap=-1",
+                                "select=recent,tol=0.1,certify=estimate",
+                                "certify=estimate,bits=8",
+                                "certify=sketch,bits=5",
+                                "certify=sample,n=-1",
+                                "certify=sample,delta=0",
+                                "certify=sample,delta=1",
                                 "dense,budget=3"}) {
     EXPECT_FALSE(UsageError(arm).empty()) << arm;
   }
@@ -120,6 +134,9 @@ TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {
   EXPECT_TRUE(planes.Contains({Plane::kKeys2, Plane::kKeys4, Plane::kValues4, Plane::kKeyBox,
                                Plane::kKeyMean, Plane::kValueMean}));
   EXPECT_FALSE(planes.Has(Plane::kKeys8));
+  EXPECT_EQ(ArmPlanes({"select=recent,certify=sketch"}), PlaneSet({Plane::kKeys8}));
+  EXPECT_EQ(ArmPlanes({"select=recent,certify=deterministic"}),
+            ArmPlanes({"select=recent,certify=sample"}));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "policy/certify/certifier.h"
 #include "policy/residual/residual.h"
 #include "policy/select/read_rule.h"
 #include "policy/select/selector.h"
@@ -14,11 +15,13 @@ struct DecodePolicy {
   std::unique_ptr<Selector> selector;
   std::unique_ptr<ResidualEstimator> residual;  // null: what is not read is dropped
   bool certify = true;                          // write down the unread mass
+  std::unique_ptr<Certifier> certifier;         // null: it is an estimate
 
   // What the pages have to keep.
   PlaneSet planes() const {
     PlaneSet planes = selector->planes();
     if (residual != nullptr) planes.Add(residual->planes());
+    if (certifier != nullptr) planes.Add(certifier->planes());
     return planes;
   }
   bool wants_weights() const { return residual != nullptr && residual->weight_bits() > 0; }

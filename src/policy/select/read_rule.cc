@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "core/error.h"
 
@@ -12,7 +14,18 @@ namespace winnow {
 namespace {
 
 constexpr int64_t kManyTokens = int64_t{1} << 30;
-constexpr int kMaxWidenings = 2;
+
+// Larger shares first, ties to the lower page.
+auto Better(std::span<const float> pooled) {
+  return [pooled](int32_t a, int32_t b) {
+    return pooled[a] != pooled[b] ? pooled[a] > pooled[b] : a < b;
+  };
+}
+
+Fallback ParseFallback(Params& params) {
+  const std::string name = params.Choice("fallback", "widen", {"widen", "dense", "cap"});
+  return name == "widen" ? Fallback::kWiden : name == "dense" ? Fallback::kDense : Fallback::kCap;
+}
 
 // The smallest k such that the shares after the first k, of `sum` in all, add up to at most
 // `allowed`.
@@ -24,6 +37,18 @@ int64_t PagesUntil(std::span<const float> descending, double sum, double allowed
 
 int DenseLayers(Params& params, bool sparse_everywhere) {
   return static_cast<int>(params.Int("dense_layers", sparse_everywhere ? 0 : 2, 0, kManyTokens));
+}
+
+// Of n pages, how many to read where k were chosen and `needed` would meet the tolerance.
+int64_t Widen(Fallback fallback, int64_t k, int64_t needed, int64_t n, PageChoice* choice) {
+  choice->over_tolerance = fallback == Fallback::kCap && k < needed;
+  if (choice->over_tolerance) return k;
+  while (fallback == Fallback::kWiden && k < needed && choice->widened < kMaxWidenings) {
+    k = std::min<int64_t>(std::max<int64_t>(2 * k, 1), n);
+    ++choice->widened;
+  }
+  choice->all_for_tolerance = k < needed;
+  return choice->all_for_tolerance ? n : k;
 }
 
 }  // namespace
@@ -46,6 +71,8 @@ ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
     rule.budget = params.Int("budget", sparse_everywhere ? 128 : 256, 1, kManyTokens);
   }
   rule.tolerance = params.Number("tol", 1, 0, 1);
+  rule.gap = params.Number("gap", 0, 0, 1e9);
+  rule.fallback = ParseFallback(params);
   rule.sinks = params.Int("sinks", 4, 0, kManyTokens);
   rule.recent = params.Int("recent", 64, 1, kManyTokens);
   rule.gen_exact = params.Int("gen_exact", 1024, 0, kManyTokens);
@@ -78,9 +105,10 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
   choice->not_finite = !std::isfinite(in_middle);
   if (choice->not_finite) return;
   const auto pages = [slots](int64_t tokens) { return (tokens + slots - 1) / slots; };
+  const double tolerance = rule.certified ? 1 : rule.tolerance;
 
   int64_t k = std::min<int64_t>(pages(rule.budget), n);
-  const bool by_share = rule.mass > 0 || rule.tolerance < 1;
+  const bool by_share = rule.mass > 0 || tolerance < 1;
   if (by_share) {
     std::sort(descending.begin(), descending.end(), std::greater<>());
     if (rule.mass > 0) {
@@ -88,14 +116,8 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
       if (rule.cap > 0) k = std::min(k, pages(rule.cap));
       k = std::min<int64_t>(k, n);
     }
-    if (rule.tolerance < 1) {
-      const int64_t needed = PagesUntil(descending, in_middle, rule.tolerance * group);
-      while (k < needed && choice->widened < kMaxWidenings) {
-        k = std::min<int64_t>(std::max<int64_t>(2 * k, 1), n);
-        ++choice->widened;
-      }
-      choice->all_for_tolerance = k < needed;
-      if (choice->all_for_tolerance) k = n;
+    if (tolerance < 1) {
+      k = Widen(rule.fallback, k, PagesUntil(descending, in_middle, tolerance * group), n, choice);
     }
   } else if (k > 0 && k < n) {
     std::nth_element(descending.begin(), descending.begin() + (k - 1), descending.end(),
@@ -110,6 +132,39 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
     const bool read = k == n || share > last || (share == last && equals-- > 0);
     (read ? choice->read : choice->unread).push_back(page);
   }
+}
+
+std::vector<int32_t> PageChoice::ReadMore(std::span<const float> pooled, int64_t n) {
+  std::vector<int32_t> more = unread;
+  n = std::min<int64_t>(n, std::ssize(more));
+  if (n < std::ssize(more)) {
+    std::nth_element(more.begin(), more.begin() + n, more.end(), Better(pooled));
+    more.resize(n);
+    std::sort(more.begin(), more.end());
+  }
+  std::vector<int32_t> rest;
+  std::set_difference(unread.begin(), unread.end(), more.begin(), more.end(),
+                      std::back_inserter(rest));
+  unread = std::move(rest);
+  const auto middle = read.insert(read.end(), more.begin(), more.end());
+  std::inplace_merge(read.begin(), middle, read.end());
+  return more;
+}
+
+float ScoreGap(const PageMasses& masses, int group, MiddlePages middle) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float least = kInfinity;
+  for (int r = 0; r < group; ++r) {
+    float best = -kInfinity;
+    float second = -kInfinity;
+    for (int64_t page = middle.begin; page < middle.end; ++page) {
+      const float score = masses.max[r * masses.stride + page];
+      second = std::max(second, std::min(best, score));
+      best = std::max(best, score);
+    }
+    if (second > -kInfinity) least = std::min(least, best - second);
+  }
+  return least;
 }
 
 void DropTail(std::span<const float> pooled, double tail, std::vector<int32_t>* pages) {

@@ -65,6 +65,60 @@ TEST(FindMiddle, LeavesOutWhatIsAlwaysRead) {
   }
 }
 
+TEST(PageChoice, ReadsTheBestOfTheUnreadAsWell) {
+  const std::vector<float> pooled = {0, 5, 1, 4, 2, 4, 3, 0};
+  PageChoice choice;
+  choice.read = {1};
+  choice.unread = {2, 3, 4, 5, 6};
+  EXPECT_EQ(choice.ReadMore(pooled, 2), (std::vector<int32_t>{3, 5}));
+  EXPECT_EQ(choice.read, (std::vector<int32_t>{1, 3, 5}));
+  EXPECT_EQ(choice.unread, (std::vector<int32_t>{2, 4, 6}));
+  EXPECT_TRUE(choice.ReadMore(pooled, 0).empty());
+  EXPECT_EQ(choice.ReadMore(pooled, 100), (std::vector<int32_t>{2, 4, 6}));
+  EXPECT_EQ(choice.read, (std::vector<int32_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_TRUE(choice.unread.empty());
+}
+
+TEST(ScoreGap, IsTheLeastOfTheHeadsBetweenTheBestTwoPages) {
+  std::vector<float> max = {99, 1, 7, 5, 99, 99, 3, 2, 3.5f, 99};  // two heads of five pages
+  const PageMasses masses{.n_pages = 5, .stride = 5, .max = max.data()};
+  EXPECT_EQ(ScoreGap(masses, 1, {1, 4}), 2);
+  EXPECT_EQ(ScoreGap(masses, 2, {1, 4}), 0.5f);
+  EXPECT_EQ(ScoreGap(masses, 2, {1, 2}), std::numeric_limits<float>::infinity());
+  max[1] = max[3] = -std::numeric_limits<float>::infinity();  // pages that were not scored
+  EXPECT_EQ(ScoreGap(masses, 1, {1, 4}), std::numeric_limits<float>::infinity());
+}
+
+TEST(ChoosePages, ACertificateDecidesInPlaceOfTheEstimate) {
+  ReadRule rule;
+  rule.budget = kSlots;
+  rule.tolerance = 0.01;
+  const std::vector<float> pooled(40, 0.05f);
+  EXPECT_TRUE(Choose(rule, pooled, {1, 39}).all_for_tolerance);
+  rule.certified = true;
+  const PageChoice choice = Choose(rule, pooled, {1, 39});
+  EXPECT_FALSE(choice.all_for_tolerance);
+  EXPECT_EQ(choice.widened, 0);
+  EXPECT_EQ(choice.read.size(), 1U);
+}
+
+TEST(ChoosePages, FallbackMayBeDenseAtOnceOrOnlyCounted) {
+  ReadRule rule;
+  rule.budget = kSlots;
+  rule.tolerance = 0.5;
+  const std::vector<float> pooled(40, 0.05f);
+  rule.fallback = Fallback::kDense;
+  EXPECT_TRUE(Choose(rule, pooled, {1, 39}).all_for_tolerance);
+  EXPECT_EQ(Choose(rule, pooled, {1, 39}).widened, 0);
+  rule.fallback = Fallback::kCap;
+  const PageChoice capped = Choose(rule, pooled, {1, 39});
+  EXPECT_TRUE(capped.over_tolerance);
+  EXPECT_FALSE(capped.all_for_tolerance);
+  EXPECT_EQ(capped.read.size(), 1U);
+  rule.tolerance = 0.99;
+  EXPECT_FALSE(Choose(rule, pooled, {1, 39}).over_tolerance);
+}
+
 TEST(ChoosePages, TakesTheBestWithinTheBudgetAndTheLowerPageOfEquals) {
   ReadRule rule;
   rule.budget = 3 * kSlots - 5;  // three pages hold it

@@ -41,6 +41,8 @@ class Selector {
   virtual int weight_bits() const { return 0; }
   // Whether its masses estimate attention mass; otherwise they only rank.
   virtual bool estimates_mass() const { return true; }
+  // Whether PageMasses::max are scores of keys, whose differences mean something.
+  virtual bool has_scores() const { return true; }
   // Fills step.masses. Adds the bytes read to `bytes_read`.
   virtual void Score(const LayerStep& step, int64_t* bytes_read) = 0;
 };
