@@ -40,11 +40,17 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
     if (policy.residual != nullptr) policy.residual->Begin(std::ssize(heads_));
     pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
       const int64_t slot = h / kv_heads;
-      Choose(policy, slots[slot], masses_[slot], static_cast<int>(h % kv_heads), &heads_[h]);
+      const auto kv_head = static_cast<int>(h % kv_heads);
+      Choose(policy, slots[slot], masses_[slot], kv_head, &heads_[h]);
       if (policy.residual == nullptr) return;
       const Head& head = heads_[h];
-      policy.residual->Plan(
-          h, {head.choice.unread, head.pooled, head.shares.data(), head.log_totals.data()});
+      std::span<const int32_t> unread = head.choice.unread;
+      if (!policy.gates.Completes(layer, kv_head)) unread = {};
+      policy.residual->Plan(h, {.pages = unread,
+                                .read = head.choice.read,
+                                .pooled = head.pooled,
+                                .shares = head.shares.data(),
+                                .log_totals = head.log_totals.data()});
     });
   }
   {
@@ -146,9 +152,10 @@ void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttention
 int64_t SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
   rest_.Resize(step.queries.size() * query_heads_ * layout_->head_dim);
   rest_log_mass_.Resize(step.queries.size() * query_heads_);
-  int64_t bytes = 0;
-  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &bytes);
-  return bytes;
+  residual_dropped_.assign(step.queries.size(), 0);
+  ResidualAccount account{.dropped = residual_dropped_.data()};
+  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &account);
+  return account.bytes_read;
 }
 
 void SparseDecode::Merge(std::span<const SparseSlot> slots) {
@@ -188,6 +195,7 @@ void SparseDecode::Account(const DecodePolicy& policy, std::span<const SparseSlo
     account->bytes_dense += layout_->TokenBytes(n_tokens);
     account->bytes_scanned += scanned;
     account->bytes_estimated += estimated;
+    if (policy.residual != nullptr) account->residual_dropped += residual_dropped_[i];
     ++account->layers_sparse;
     if (policy.certify && policy.selector->estimates_mass()) AccountMass(policy, i, account);
   }

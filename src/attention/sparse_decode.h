@@ -65,10 +65,11 @@ class SparseDecode {
   std::vector<PageMasses> masses_;
   AlignedBuffer<float> mass_values_;
   AlignedBuffer<uint8_t> weights_;
-  std::vector<Head> heads_;             // [slots · K]
-  AlignedBuffer<float> log_mass_;       // [slots, H] of what was read
-  AlignedBuffer<float> rest_;           // [slots, H, D]
-  AlignedBuffer<float> rest_log_mass_;  // [slots, H]
+  std::vector<Head> heads_;                // [slots · K]
+  AlignedBuffer<float> log_mass_;          // [slots, H] of what was read
+  AlignedBuffer<float> rest_;              // [slots, H, D]
+  AlignedBuffer<float> rest_log_mass_;     // [slots, H]
+  std::vector<int64_t> residual_dropped_;  // [slots] query heads without an estimate
   std::vector<DecodeQuery> queries_;
   DecodeWorkspace workspace_;
 };

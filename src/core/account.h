@@ -33,6 +33,8 @@ struct AttentionAccount {
   int64_t widened = 0;              // read more than the budget: estimated unread mass above tol
   int64_t fallback_mass = 0;        // read everything: widening did not do
   int64_t fallback_not_finite = 0;  // read everything: a score was not finite
+  // By query head of sparse layer-steps: nothing stood for the unread, since a guard fired.
+  int64_t residual_dropped = 0;
 
   AttentionAccount& operator+=(const AttentionAccount& other) {
     tokens_read += other.tokens_read;
@@ -51,6 +53,7 @@ struct AttentionAccount {
     widened += other.widened;
     fallback_mass += other.fallback_mass;
     fallback_not_finite += other.fallback_not_finite;
+    residual_dropped += other.residual_dropped;
     return *this;
   }
 };

@@ -29,7 +29,8 @@ nlohmann::ordered_json ToJson(const PhaseLedger& phase) {
                       {"mass_dropped_max", a.mass_dropped_max},
                       {"widened", a.widened},
                       {"fallback_mass", a.fallback_mass},
-                      {"fallback_not_finite", a.fallback_not_finite}};
+                      {"fallback_not_finite", a.fallback_not_finite},
+                      {"residual_dropped", a.residual_dropped}};
   }
   return json;
 }

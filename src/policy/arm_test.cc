@@ -94,6 +94,17 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "select=recent,mass=0.9",
                                 "select=random,tol=0.1",
                                 "select=quest,mass=0.9",
+                                "select=sketch,fraction=0.1,budget=64",
+                                "select=sketch,fraction=0.1,mass=0.9",
+                                "select=sketch,fraction=0",
+                                "select=sketch,fraction=1.5",
+                                "residual=phi",
+                                "residual=phi_nosub,file=",
+                                "residual=sample,n=0",
+                                "residual=sample,strata=tokens",
+                                "residual=centroid,from_layer=0",
+                                "residual=centroid,off=0",
+                                "residual=none,from_layer=3",
                                 "dense,budget=3"}) {
     EXPECT_FALSE(UsageError(arm).empty()) << arm;
   }
