@@ -64,8 +64,8 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
                .layer = quantum.layer,
                .positions = std::span(s.positions).subspan(quantum.begin, n),
                .hidden = hidden,
-               .memory = s.memory.get(),
-               .first_output = first_output},
+               .first_output = first_output,
+               .memory = s.memory.get()},
               &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
   if (last_layer && s.request.on_prompt_logits)
     EmitPromptLogits(sequence, quantum.begin, quantum.end);
