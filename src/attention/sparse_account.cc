@@ -39,6 +39,7 @@ void SparseDecode::Account(const DecodePolicy& policy, int layer,
     account->bytes_scanned += of_slot(bytes_.scanned);
     account->bytes_certified += of_slot(bytes_.certified);
     account->bytes_estimated += of_slot(bytes_.estimated);
+    if (policy.residual) account->residual_dropped += residual_dropped_[i];
     ++account->layers_sparse;
   }
 }

@@ -29,7 +29,7 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
                        .queries = layer_queries_,
                        .masses = masses_};
   Timed(seconds->score, [&] { policy.selector->Score(step, &bytes_.scanned); });
-  Timed(seconds->select, [&] { Select(policy, slots); });
+  Timed(seconds->select, [&] { Select(policy, layer, slots); });
   Timed(seconds->attention, [&] { Read(slots, params); });
   if (policy.certifier) Timed(seconds->certify, [&] { Certify(policy, step, slots); });
   if (policy.residual) Timed(seconds->estimate, [&] { Estimate(policy, step); });
@@ -66,20 +66,26 @@ void SparseDecode::Prepare(const DecodePolicy& policy, std::span<const SparseSlo
   bytes_ = {};
 }
 
-void SparseDecode::Select(DecodePolicy& policy, std::span<const SparseSlot> slots) {
+void SparseDecode::Select(DecodePolicy& policy, int layer, std::span<const SparseSlot> slots) {
   const int kv_heads = layout_->kv_heads;
   if (policy.residual) policy.residual->Begin(std::ssize(heads_));
   pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
     const int64_t slot = h / kv_heads;
     Choose(policy, slots[slot], masses_[slot], static_cast<int>(h % kv_heads), &heads_[h]);
     // A certificate may ask for more to be read before the rest is estimated.
-    if (policy.residual && !policy.certifier) Plan(policy, h);
+    if (policy.residual && !policy.certifier) Plan(policy, layer, h);
   });
 }
 
-void SparseDecode::Plan(DecodePolicy& policy, int64_t head) {
+void SparseDecode::Plan(DecodePolicy& policy, int layer, int64_t head) {
   const Head& h = heads_[head];
-  policy.residual->Plan(head, {h.choice.unread, h.pooled, h.shares.data(), h.log_totals.data()});
+  std::span<const int32_t> unread = h.choice.unread;
+  if (!policy.gates.Completes(layer, static_cast<int>(head % layout_->kv_heads))) unread = {};
+  policy.residual->Plan(head, {.pages = unread,
+                               .read = h.choice.read,
+                               .pooled = h.pooled,
+                               .shares = h.shares.data(),
+                               .log_totals = h.log_totals.data()});
 }
 
 void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
@@ -152,11 +158,15 @@ void SparseDecode::AddQuery(std::span<const SparseSlot> slots, size_t head,
 
 void SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
   if (policy.certifier) {
-    pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) { Plan(policy, h); });
+    pool_->ForEach(std::ssize(heads_),
+                   [&](int64_t h, int /*thread*/) { Plan(policy, step.layer, h); });
   }
   rest_.Resize(step.queries.size() * query_heads_ * layout_->head_dim);
   rest_log_mass_.Resize(step.queries.size() * query_heads_);
-  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &bytes_.estimated);
+  residual_dropped_.assign(step.queries.size(), 0);
+  ResidualAccount account{.dropped = residual_dropped_.data()};
+  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &account);
+  bytes_.estimated = account.bytes_read;
 }
 
 void SparseDecode::Merge(std::span<const SparseSlot> slots) {

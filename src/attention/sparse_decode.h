@@ -63,13 +63,13 @@ class SparseDecode {
   };
 
   void Prepare(const DecodePolicy& policy, std::span<const SparseSlot> slots);
-  void Select(DecodePolicy& policy, std::span<const SparseSlot> slots);
+  void Select(DecodePolicy& policy, int layer, std::span<const SparseSlot> slots);
   void Choose(const DecodePolicy& policy, const SparseSlot& slot, const PageMasses& masses,
               int kv_head, Head* head) const;
   void Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params);
   void AddQuery(std::span<const SparseSlot> slots, size_t head, std::span<const PageId> ids,
                 int64_t n_tokens, float* out, float* log_mass);
-  void Plan(DecodePolicy& policy, int64_t head);
+  void Plan(DecodePolicy& policy, int layer, int64_t head);
   void Estimate(DecodePolicy& policy, const LayerStep& step);
   void Merge(std::span<const SparseSlot> slots);
 
@@ -97,13 +97,14 @@ class SparseDecode {
   std::vector<PageMasses> masses_;
   AlignedBuffer<float> mass_values_;
   AlignedBuffer<uint8_t> weights_;
-  std::vector<Head> heads_;             // [slots · K]
-  AlignedBuffer<float> log_mass_;       // [slots, H] of what was read
-  AlignedBuffer<float> rest_;           // [slots, H, D]
-  AlignedBuffer<float> rest_log_mass_;  // [slots, H]
-  Bytes bytes_;                         // of all slots
-  std::vector<ShareInterval> shares_;   // [slots, H], certified
-  std::vector<size_t> open_;            // heads that are to be certified
+  std::vector<Head> heads_;                // [slots · K]
+  AlignedBuffer<float> log_mass_;          // [slots, H] of what was read
+  AlignedBuffer<float> rest_;              // [slots, H, D]
+  AlignedBuffer<float> rest_log_mass_;     // [slots, H]
+  std::vector<int64_t> residual_dropped_;  // [slots], query heads without an estimate
+  Bytes bytes_;                            // of all slots
+  std::vector<ShareInterval> shares_;      // [slots, H], certified
+  std::vector<size_t> open_;               // heads that are to be certified
   std::vector<ReadHead> read_heads_;
   std::vector<ShareInterval> open_shares_;
   AlignedBuffer<float> more_;           // [open, R, D]

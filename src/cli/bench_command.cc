@@ -98,6 +98,7 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
   options.model_path = ResolveModelPath(flags.model.model);
   options.engine = ToEngineOptions(flags.model);
   options.engine.planes = ArmPlanes(options.arms);
+  options.engine.model_path = options.model_path;
   options.peer = flags.peer.empty() ? PeerChoice::kNone : flags.peer_attention;
 
   // Before the model is loaded, and it names what is wrong better than llama.cpp does.

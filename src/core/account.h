@@ -135,6 +135,8 @@ struct AttentionAccount {
   int64_t capped_mass = 0;
   int64_t capped_certificate = 0;
   int64_t capped_gap = 0;
+  // By query head of sparse layer-steps: nothing stood for the unread, since a guard fired.
+  int64_t residual_dropped = 0;
 
   struct Fallback {
     const char* name;  // in records
@@ -180,6 +182,7 @@ struct AttentionAccount {
     mass_dropped_max = std::max(mass_dropped_max, other.mass_dropped_max);
     mass_heads += other.mass_heads;
     statements += other.statements;
+    residual_dropped += other.residual_dropped;
     for (const Fallback& fallback : Fallbacks()) this->*fallback.count += other.*fallback.count;
     MakeRoomFor(other);
     for (size_t i = 0; i < other.heads.size(); ++i) heads[i] += other.heads[i];

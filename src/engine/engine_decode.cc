@@ -64,6 +64,7 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
     slots.push_back({.kv = &s->kv,
                      .position = static_cast<int32_t>(s->n_stored()),
                      .policy = s->policy,
+                     .memory = s->memory.get(),
                      .n_generated = static_cast<int64_t>(s->generated.size()),
                      .account = &accounts[b]});
   }

@@ -210,6 +210,23 @@ TEST(SequenceKv, ForkSharesPagesAndCopiesOnWrite) {
   a.CheckInvariants();
 }
 
+TEST(SequenceKv, AVersionNeverStandsForOtherContents) {
+  PagePool pool(SmallLayout(), 2);
+  SequenceKv a = Filled(&pool, 1, 6);
+  const PageId page = a.pages(0)[1];
+  const uint64_t filled = pool.versions()[page];
+  EXPECT_EQ(a.View(0).versions, pool.versions());
+  a.Truncate(0, 5);
+  EXPECT_EQ(pool.versions()[page], filled);
+  ASSERT_TRUE(a.Append(0, std::vector<int32_t>{9}));
+  a.WritablePage(0, 5);  // the same slot of the same page
+  const uint64_t written = pool.versions()[page];
+  EXPECT_NE(written, filled);
+  a.Clear();
+  const SequenceKv b = Filled(&pool, 1, 6);  // the same pages again
+  EXPECT_GT(pool.versions()[page], written);
+}
+
 TEST(SequenceKv, ReleaseBeforeKeepsIndices) {
   PagePool pool(SmallLayout(), 8);
   SequenceKv kv = Filled(&pool, 1, 14);

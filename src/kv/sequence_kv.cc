@@ -154,7 +154,12 @@ void SequenceKv::AdoptPages(int layer, std::span<const PageId> pages) {
 
 PagedKv SequenceKv::View(int layer) const {
   const Layer& l = at(layer);
-  return {&pool_->layout(), pool_->base(), pool_->side_base(), l.pages, l.n_tokens};
+  return {.layout = &pool_->layout(),
+          .base = pool_->base(),
+          .side_base = pool_->side_base(),
+          .versions = pool_->versions(),
+          .pages = l.pages,
+          .n_tokens = l.n_tokens};
 }
 
 int32_t SequenceKv::position(int layer, int64_t token) const {
@@ -165,6 +170,7 @@ int32_t SequenceKv::position(int layer, int64_t token) const {
 std::byte* SequenceKv::WritablePage(int layer, int64_t token) {
   const PageId page = ResidentPage(at(layer), token);
   WINNOW_CHECK(pool_->ref_count(page) == 1, "page {} of layer {} is shared", page, layer);
+  pool_->Touch(page);
   return pool_->data(page);
 }
 

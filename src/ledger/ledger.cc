@@ -53,6 +53,7 @@ ordered_json SparseJson(const AttentionAccount& a) {
   for (const AttentionAccount::Fallback& fallback : AttentionAccount::Fallbacks()) {
     json[fallback.name] = a.*fallback.count;
   }
+  json["residual_dropped"] = a.residual_dropped;
   return json;
 }
 

@@ -69,6 +69,16 @@ std::vector<Clause> ParseClauses(std::string_view text) {
   return clauses;
 }
 
+// Layers, or KV heads of layers, where the residual abstains.
+CompletionGates GatesOf(Params& params) {
+  std::vector<CompletionGate> gates;
+  const std::string off = params.Text("off");
+  if (!off.empty()) gates = ParseGates(params.policy(), off);
+  const int64_t from_layer = params.Int("from_layer", 1, 1, 4096);
+  for (int layer = 0; layer < from_layer - 1; ++layer) gates.push_back({.layer = layer});
+  return CompletionGates(gates);
+}
+
 ParsedArm Parse(std::string_view text) {
   // No profile is built in yet that says where sparse reading pays.
   if (text == "dense" || text == "auto") return {nullptr, "dense"};
@@ -84,6 +94,7 @@ ParsedArm Parse(std::string_view text) {
   auto policy = std::make_unique<DecodePolicy>();
   policy->selector = MakeSelector(select.name, select.params);
   policy->residual = MakeResidual(residual.name, policy->selector->weight_bits(), residual.params);
+  if (policy->residual != nullptr) policy->gates = GatesOf(residual.params);
   // A residual that resolves values by token is good in every layer; what drops tokens, or takes
   // pages for points, is not in the first two.
   policy->rule = select.name == "all"

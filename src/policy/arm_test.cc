@@ -122,6 +122,17 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "certify=sample,n=-1",
                                 "certify=sample,delta=0",
                                 "certify=sample,delta=1",
+                                "select=sketch,fraction=0.1,budget=64",
+                                "select=sketch,fraction=0.1,mass=0.9",
+                                "select=sketch,fraction=0",
+                                "select=sketch,fraction=1.5",
+                                "residual=phi",
+                                "residual=phi_nosub,file=",
+                                "residual=sample,n=0",
+                                "residual=sample,strata=tokens",
+                                "residual=centroid,from_layer=0",
+                                "residual=centroid,off=0",
+                                "residual=none,from_layer=3",
                                 "dense,budget=3"}) {
     EXPECT_FALSE(UsageError(arm).empty()) << arm;
   }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "policy/certify/certifier.h"
+#include "policy/completion_gates.h"
 #include "policy/residual/residual.h"
 #include "policy/select/read_rule.h"
 #include "policy/select/selector.h"
@@ -14,6 +15,7 @@ struct DecodePolicy {
   ReadRule rule;
   std::unique_ptr<Selector> selector;
   std::unique_ptr<ResidualEstimator> residual;  // null: what is not read is dropped
+  CompletionGates gates;                        // where it abstains
   bool certify = true;                          // write down the unread mass
   std::unique_ptr<Certifier> certifier;         // null: it is an estimate
 

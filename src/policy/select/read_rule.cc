@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "policy/residual/budget.h"
 
 namespace winnow {
 namespace {
@@ -55,11 +56,15 @@ int64_t Widen(Fallback fallback, int64_t k, int64_t needed, int64_t n, PageChoic
 
 ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
   ReadRule rule;
-  if (params.Has("budget") && params.Has("mass")) {
-    Throw(ErrorKind::kUsage, "{}: budget and mass contradict each other: one of them",
+  const bool by_fraction = params.Has("fraction");
+  if ((params.Has("budget") && (params.Has("mass") || by_fraction)) ||
+      (params.Has("mass") && by_fraction)) {
+    Throw(ErrorKind::kUsage, "{}: budget, mass and fraction contradict each other: one of them",
           params.policy());
   }
-  if (params.Has("mass")) {
+  if (by_fraction) {
+    rule.fraction = params.Number("fraction", 0.01, 1e-9, 1);
+  } else if (params.Has("mass")) {
     rule.mass = params.Number("mass", 0.99, 1e-6, 1);
     rule.floor = params.Int("floor", 0, 0, kManyTokens);
     rule.cap = params.Int("cap", 0, 0, kManyTokens);
@@ -74,7 +79,9 @@ ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
   rule.gap = params.Number("gap", 0, 0, 1e9);
   rule.fallback = ParseFallback(params);
   rule.sinks = params.Int("sinks", 4, 0, kManyTokens);
-  rule.recent = params.Int("recent", 64, 1, kManyTokens);
+  // A share of the prompt has the paper's anchors: its last 16 tokens, and what is generated.
+  rule.recent = params.Int("recent", by_fraction ? 1 : 64, 1, kManyTokens);
+  rule.tail = params.Int("tail", by_fraction ? 16 : 0, 0, kManyTokens);
   rule.gen_exact = params.Int("gen_exact", 1024, 0, kManyTokens);
   rule.dense_layers = DenseLayers(params, sparse_everywhere);
   return rule;
@@ -86,9 +93,14 @@ ReadRule ReadRule::OfEverything(Params& params) {
 
 MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generated, int slots) {
   const int64_t begin = (rule.sinks + slots - 1) / slots;
-  const int64_t last_kept = std::max(rule.recent, std::min(n_generated, rule.gen_exact));
-  const int64_t end = std::max<int64_t>(0, n_tokens - last_kept) / slots;
-  return {begin, std::max(begin, end)};
+  const int64_t kept = std::min(n_generated, rule.gen_exact) + rule.tail;
+  const int64_t end = std::max<int64_t>(0, n_tokens - std::max(rule.recent, kept)) / slots;
+  MiddlePages middle = {begin, std::max(begin, end), rule.budget};
+  if (rule.fraction > 0) {
+    middle.budget = ExactBudget(n_tokens - n_generated, rule.fraction,
+                                {.sinks = rule.sinks, .tail = rule.tail});
+  }
+  return middle;
 }
 
 void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group, int slots,
@@ -107,7 +119,7 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
   const auto pages = [slots](int64_t tokens) { return (tokens + slots - 1) / slots; };
   const double tolerance = rule.certified ? 1 : rule.tolerance;
 
-  int64_t k = std::min<int64_t>(pages(rule.budget), n);
+  int64_t k = std::min<int64_t>(pages(rule.fraction > 0 ? middle.budget : rule.budget), n);
   const bool by_share = rule.mass > 0 || tolerance < 1;
   if (by_share) {
     std::sort(descending.begin(), descending.end(), std::greater<>());

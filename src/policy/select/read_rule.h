@@ -20,6 +20,9 @@ inline constexpr int kMaxWidenings = 2;
 
 struct ReadRule {
   int64_t budget = 256;  // routed tokens, on top of those always read
+  // > 0: instead of the budget, this share of the prompt is read, with its sinks and tail
+  // (Residual-Mass Accounting, exact support: K of ExactBudget)
+  double fraction = 0;
   double mass = 0;       // > 0: instead of the budget, the smallest set with this estimated share
   int64_t floor = 0;     // tokens; with `mass`
   int64_t cap = 0;       // tokens; with `mass`; 0: none
@@ -30,7 +33,8 @@ struct ReadRule {
   Fallback fallback = Fallback::kWiden;
   int64_t sinks = 4;         // tokens always read: the first,
   int64_t recent = 64;       // the last,
-  int64_t gen_exact = 1024;  // and generated ones, so many at most
+  int64_t gen_exact = 1024;  // generated ones, so many at most,
+  int64_t tail = 0;          // and the last before those
   int dense_layers = 2;      // the first layers are read in full
 
   // Reads the parameters of a `select=` policy. Throws Error(kUsage), also for contradictions.
@@ -43,6 +47,7 @@ struct ReadRule {
 struct MiddlePages {
   int64_t begin = 0;
   int64_t end = 0;
+  int64_t budget = 0;  // tokens of it to read
 };
 // The last `n_generated` of `n_tokens` follow the prompt.
 MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generated, int slots);

@@ -16,10 +16,14 @@
 
 namespace winnow {
 
+class ResidualMemory;
+
 // One token's query heads in one layer of one sequence.
 struct LayerQuery {
   const float* q = nullptr;  // [H, D], not yet scaled
   PagedKv kv;                // all of it resident
+  // What the residual estimator keeps of the sequence, if anything.
+  ResidualMemory* memory = nullptr;
 };
 
 // One layer of one step, for the sequences that share an arm.
