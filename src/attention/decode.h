@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "attention/sparse_decode.h"
 #include "core/account.h"
 #include "core/parallel.h"
@@ -21,6 +22,7 @@ struct DecodeSlot {
   DecodePolicy* policy = nullptr;  // null: dense
   int64_t n_generated = 0;         // tokens after the prompt, the new one included
   AttentionAccount* account = nullptr;
+  const AttentionProbe* probe = nullptr;  // null: nobody watches
 };
 
 class DecodePipeline {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -22,6 +23,7 @@ struct PrefillQuantum {
   // Rows before this one are not needed above this layer: their keys and values are stored, and
   // their attention and MLP are left out (the last layer needs only the last token of a prompt).
   int64_t first_output = 0;
+  const AttentionProbe* probe = nullptr;  // null: nobody watches
 };
 
 class PrefillPipeline {

@@ -233,7 +233,7 @@ int Run(const EvalFlags& flags, bool json) {
              }});
     signal = interrupts.Pending();
   }
-  const ordered_json results = Results(flags, loaded.path, evaluation, report, complete);
+  const ordered_json results = Results(flags, loaded.name, evaluation, report, complete);
   folder.WriteResults(results);
   if (!complete) Warn("stopped: what was finished is reported");
   Output output;

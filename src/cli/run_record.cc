@@ -88,7 +88,7 @@ std::vector<Row> Rows(const RunRecord& record) {
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {
-  return {.model = loaded.path,
+  return {.model = loaded.name,
           .arm = flags.arm,
           .used_chat_template = prompt.used_chat_template,
           .documents = prompt.documents,

@@ -65,7 +65,8 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
                      .position = static_cast<int32_t>(s->n_stored()),
                      .policy = s->policy,
                      .n_generated = static_cast<int64_t>(s->generated.size()),
-                     .account = &accounts[b]});
+                     .account = &accounts[b],
+                     .probe = s->request.probe});
   }
   EvictFor(needed_pages);
   batch_hidden.Resize(n * config.hidden);
