@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -10,6 +11,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "policy/certify/leakage.h"
+#include "policy/certify/mgf_bounds.h"
 #include "policy/nearest_name.h"
 #include "policy/residual/diagnostics.h"
 #include "policy/residual/partial_attention.h"
@@ -68,6 +70,39 @@ class RowMoments {
   }
   // Those that have tokens.
   std::span<const int64_t> pages() const { return pages_; }
+
+  // Of each of `pages`: where its log mass lies by mean, deviation and box (certify/mgf_bounds.h).
+  std::vector<LogMassInterval> Intervals(const HeadView& head,
+                                         std::span<const int64_t> rows) const {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    std::vector<double> low(n_pages_ * dim_, kInfinity);
+    std::vector<double> high(n_pages_ * dim_, -kInfinity);
+    for (int64_t row : rows) {
+      const int64_t first = row / head.page_tokens * dim_;
+      for (int64_t c = 0; c < dim_; ++c) {
+        low[first + c] = std::min(low[first + c], head.keys.row(row)[c]);
+        high[first + c] = std::max(high[first + c], head.keys.row(row)[c]);
+      }
+    }
+    std::vector<double> deviation = key_variance_;
+    for (double& x : deviation) x = std::sqrt(x);
+    std::vector<LogMassInterval> intervals;
+    for (int64_t page : pages_) {
+      const auto of_page = [&](const std::vector<double>& values) {
+        return std::span(values).subspan(page * dim_, dim_);
+      };
+      const LogitShape shape =
+          ShapeOfLogits(head.scaled_query, {.n = counts_[page],
+                                            .mean = of_page(key_mean_),
+                                            .box_lo = of_page(low),
+                                            .box_hi = of_page(high),
+                                            .deviation_lo = of_page(deviation),
+                                            .deviation_hi = of_page(deviation)});
+      const LogInterval interval = BoundLogMass(shape);
+      intervals.push_back({interval.lo, interval.hi});
+    }
+    return intervals;
+  }
 
  private:
   void Add(const double* row, int64_t page, std::vector<double>& sums) const {
@@ -160,7 +195,9 @@ class HeadDiagnosis {
       }
       case Completion::kCumulant: {
         const RowMoments moments(head_, rows);
-        return CumulantEstimate(moments.View(), head_.scaled_query, moments.pages(), {}).state;
+        return CumulantEstimate(moments.View(), head_.scaled_query, moments.pages(),
+                                moments.Intervals(head_, rows))
+            .state;
       }
       case Completion::kSketch:
         return MixRows(At(copy_scores_, rows), head_.value_copies, rows);

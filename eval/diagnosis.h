@@ -21,7 +21,7 @@ namespace winnow {
 enum class Completion : uint8_t {
   kNone,      // selection only: the paper's Top-K
   kCentroid,  // by page, its unread tokens' mean key and value
-  kCumulant,  // the same with the keys' variance by channel
+  kCumulant,  // the same with the keys' variance by channel, clipped to what is sound
   kSketch,    // by token, from low-bit copies of keys and values
   kResa,      // rank-1 logit prior
   kSample,    // a uniform sample of the unread tokens

@@ -44,7 +44,7 @@ class Figures {
     return std::string(CompletionName(options_.completions[completion]));
   }
   std::string Draw(const std::string& what, const std::vector<Panel>& panels, int columns) const {
-    return DrawSvg(fmt::format("{}: {}", title_, what), panels, columns);
+    return DrawSvg(title_, what, panels, columns);
   }
 
   // A point a layer and head.

@@ -76,7 +76,7 @@ std::string TableRow(const std::string& label, const HeadFigures& figures,
   for (const size_t i : ShownKs(options)) row += TableCell(figures.recovery[i], 8, 2);
   row += TableCell(figures.score_gap, 7, 2) + ShareCell(figures.top.leak) +
          ShareCell(figures.routed.leak);
-  for (const CompletionFigures& c : figures.completions) row += TableCell(c.error, 10, 3);
+  for (const CompletionFigures& c : figures.completions) row += TableCell(c.error, 9, 3);
   return row + "\n";
 }
 
@@ -87,7 +87,7 @@ std::string TableHead(const DiagnosisOptions& options) {
   }
   head += fmt::format("{:>7}{:>10}{:>10}", "gap", "off top", "off pages");
   for (const Completion completion : options.completions) {
-    head += fmt::format("{:>10}", CompletionName(completion));
+    head += fmt::format("{:>9}", CompletionName(completion));
   }
   return head + "\n";
 }
@@ -160,7 +160,7 @@ std::string PointsCsv(const DiagnosisRun& run, const DiagnosisOptions& options) 
                        {c.error, c.error_no_subtraction, c.log_partition_error, c.residual_share});
         }
         csv += fmt::format("{},{},{}", position, run.layers[layer], head);
-        for (double cell : cells) csv += "," + Cell(cell);
+        for (double cell : cells) csv.append(1, ',').append(Cell(cell));
         csv += '\n';
       }
     }

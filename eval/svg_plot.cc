@@ -13,13 +13,14 @@ namespace winnow {
 namespace {
 
 // Pixels.
-constexpr double kWidth = 360;
+constexpr double kWidth = 400;
 constexpr double kHeight = 270;
 constexpr double kLeft = 62;
 constexpr double kRight = 14;
+constexpr double kLegend = 116;  // to the right of a panel that has one
 constexpr double kTop = 34;
 constexpr double kBottom = 48;
-constexpr double kTitle = 34;
+constexpr double kTitle = 48;
 
 // Okabe and Ito's palette, which the colour-blind can tell apart.
 constexpr std::array<const char*, 7> kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -109,7 +110,8 @@ class PanelDrawing {
       : panel_(panel),
         x_(x),
         y_(y),
-        x_scale_(panel.x.log, x + kLeft, x + kWidth - kRight),
+        right_(x + kWidth - kRight - (panel.series.size() < 2 ? 0 : kLegend)),
+        x_scale_(panel.x.log, x + kLeft, right_),
         y_scale_(panel.y.log, y + kHeight - kBottom, y + kTop) {}
 
   std::string Draw() {
@@ -228,29 +230,28 @@ class PanelDrawing {
     if (panel_.series.size() < 2) return;
     for (size_t i = 0; i < panel_.series.size(); ++i) {
       const double y = y_ + kTop + 12 + 13 * static_cast<double>(i);
-      out_ += Text(x_ + kWidth - kRight - 4, y, panel_.series[i].name,
-                   fmt::format("text-anchor=\"end\" fill=\"{}\"", kColours[i % kColours.size()]));
+      out_ += Text(right_ + 8, y, panel_.series[i].name,
+                   fmt::format("fill=\"{}\"", kColours[i % kColours.size()]));
     }
   }
 
   void DrawAxes() {
     const double left = x_ + kLeft;
-    const double right = x_ + kWidth - kRight;
     const double top = y_ + kTop;
     const double bottom = y_ + kHeight - kBottom;
     out_ += fmt::format(
         "<path d=\"M{:.1f} {:.1f} L{:.1f} {:.1f} L{:.1f} {:.1f}\" fill=\"none\" "
         "stroke=\"#444\"/>\n",
-        left, top, left, bottom, right, bottom);
+        left, top, left, bottom, right_, bottom);
     for (double tick : x_scale_.Ticks()) {
-      out_ += Text(x_scale_.Pixel(tick), bottom + 14, fmt::format("{:.3g}", tick),
+      out_ += Text(x_scale_.Pixel(tick), bottom + 14, fmt::format("{:.4g}", tick),
                    "text-anchor=\"middle\"");
     }
     for (double tick : y_scale_.Ticks()) {
-      out_ += Text(left - 5, y_scale_.Pixel(tick) + 4, fmt::format("{:.3g}", tick),
+      out_ += Text(left - 5, y_scale_.Pixel(tick) + 4, fmt::format("{:.4g}", tick),
                    "text-anchor=\"end\"");
     }
-    out_ += Text((left + right) / 2, bottom + 34, panel_.x.label, "text-anchor=\"middle\"");
+    out_ += Text((left + right_) / 2, bottom + 34, panel_.x.label, "text-anchor=\"middle\"");
     const double x = x_ + 13;
     const double y = (top + bottom) / 2;
     out_ +=
@@ -260,6 +261,7 @@ class PanelDrawing {
 
   const Panel& panel_;
   double x_, y_;
+  double right_;  // end of the plot
   Scale x_scale_, y_scale_;
   std::string out_;
 };
@@ -282,7 +284,8 @@ Series Histogram(std::span<const double> values, double low, double high, int bi
   return series;
 }
 
-std::string DrawSvg(std::string_view title, std::span<const Panel> panels, int columns) {
+std::string DrawSvg(std::string_view title, std::string_view subtitle,
+                    std::span<const Panel> panels, int columns) {
   WINNOW_CHECK(columns >= 1);
   const auto n = static_cast<int>(panels.size());
   const int rows = (n + columns - 1) / columns;
@@ -293,7 +296,8 @@ std::string DrawSvg(std::string_view title, std::span<const Panel> panels, int c
       "height=\"{1:.0f}\" font-family=\"sans-serif\" font-size=\"11\">\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       width, height);
-  out += Text(14, 22, title, "font-size=\"14\"");
+  out += Text(14, 20, title, "font-size=\"13\"");
+  out += Text(14, 38, subtitle, "font-size=\"13\"");
   for (int i = 0; i < n; ++i) {
     PanelDrawing drawing(panels[i], kWidth * (i % columns), kTitle + kHeight * (i / columns));
     out += drawing.Draw();

@@ -42,7 +42,8 @@ struct Panel {
 // first and the last. bins >= 1, low < high.
 Series Histogram(std::span<const double> values, double low, double high, int bins);
 
-// One document with `columns` panels in a row. Names may hold any UTF-8.
-std::string DrawSvg(std::string_view title, std::span<const Panel> panels, int columns);
+// One document: two lines of text, and `columns` panels in a row. Names may hold any UTF-8.
+std::string DrawSvg(std::string_view title, std::string_view subtitle,
+                    std::span<const Panel> panels, int columns);
 
 }  // namespace winnow

@@ -94,7 +94,7 @@ class DiagnoseWithModel : public WithModel {};
 TEST_F(DiagnoseWithModel, SketchedTokensAreTheBestEstimate) {
   const auto book = testing::SharedDataPath("sherlock_holmes.txt");
   if (!book) GTEST_SKIP() << "the shared text is absent";
-  const std::string page = WriteFile("page.txt", ReadAll(*book).substr(20000, 3000));
+  const std::string page = WriteFile("page.txt", ReadAll(*book).substr(20000, 1500));
   const Finished result = RunWinnow(
       Args("diagnose", {"-f", page, "-p", "Who is it?", "--residual", "centroid,sketch", "--ks",
                         "16", "--fraction", "0.05", "--positions", "1", "--json"}));
