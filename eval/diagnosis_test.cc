@@ -3,9 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "attention/attention_probe.h"

@@ -15,8 +15,8 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <span>
+#include <utility>
 
 #include "core/error.h"
 #include "core/memory.h"

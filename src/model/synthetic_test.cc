@@ -6,7 +6,10 @@
 
 #include <cmath>
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "core/memory.h"
 #include "core/parallel.h"
