@@ -310,6 +310,7 @@ std::string_view CompletionName(Completion completion) {
 
 std::vector<std::string> CompletionNames() {
   std::vector<std::string> names;
+  names.reserve(kCompletions.size());
   for (const NamedCompletion& known : kCompletions) names.emplace_back(known.name);
   return names;
 }

@@ -300,7 +300,8 @@ std::string DrawSvg(std::string_view title, std::string_view subtitle,
   out += Text(14, 20, title, "font-size=\"13\"");
   out += Text(14, 38, subtitle, "font-size=\"13\"");
   for (int i = 0; i < n; ++i) {
-    PanelDrawing drawing(panels[i], kWidth * (i % columns), kTitle + kHeight * (i / columns));
+    const int row = i / columns;
+    PanelDrawing drawing(panels[i], kWidth * (i % columns), kTitle + kHeight * row);
     out += drawing.Draw();
   }
   return out + "</svg>\n";

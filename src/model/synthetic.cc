@@ -52,7 +52,8 @@ struct Spec {
 };
 
 Spec ParseName(const std::string& name) {
-  const std::string_view text = std::string_view(name).substr(kPrefix.size());
+  std::string_view text = name;
+  text.remove_prefix(kPrefix.size());
   const std::string_view shape_name = text.substr(0, text.find(','));
   const auto* shape = std::find_if(kShapes.begin(), kShapes.end(),
                                    [&](const Shape& known) { return known.name == shape_name; });
@@ -272,6 +273,7 @@ bool IsSyntheticName(std::string_view name) { return name.starts_with(kPrefix); 
 
 std::vector<std::string> SyntheticShapes() {
   std::vector<std::string> names;
+  names.reserve(kShapes.size());
   for (const Shape& shape : kShapes) names.emplace_back(shape.name);
   return names;
 }
