@@ -64,6 +64,11 @@ void DecodePipeline::AttendLayer(int layer, std::span<const DecodeSlot> slots, c
   queries_.clear();
   pending_.assign(slots.size(), false);
   for (size_t b = 0; b < slots.size(); ++b) {
+    const AttentionProbe* probe = slots[b].probe;
+    if (probe != nullptr && probe->on_token) {
+      const auto row = static_cast<int64_t>(b);
+      probe->on_token(layer, qkv.q.Slice(row, row + 1).span(), slots[b].kv->View(layer));
+    }
     // A local layer reads its window, which is short.
     pending_[b] = slots[b].policy != nullptr && window == 0 &&
                   SparseDecode::Applies(*slots[b].policy, layer, slots[b].kv->n_tokens(layer),

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "attention/sparse_decode.h"
 #include "core/account.h"
 #include "core/parallel.h"
@@ -22,6 +23,7 @@ struct DecodeSlot {
   ResidualMemory* memory = nullptr;  // of the policy's residual and this sequence; may be null
   int64_t n_generated = 0;           // tokens after the prompt, the new one included
   AttentionAccount* account = nullptr;
+  const AttentionProbe* probe = nullptr;  // null: nobody watches
 };
 
 class DecodePipeline {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -25,6 +26,7 @@ struct PrefillQuantum {
   int64_t first_output = 0;
   // Sees queries and keys if it wants them; may be null.
   ResidualMemory* memory = nullptr;
+  const AttentionProbe* probe = nullptr;  // null: nobody watches
 };
 
 class PrefillPipeline {

@@ -95,7 +95,8 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
           "--peer-fa off and --kv-type q8_0 exclude each other: llama.cpp reads a quantised KV "
           "cache only with flash attention");
   }
-  options.model_path = ResolveModelPath(flags.model.model);
+  const ModelFile model = ResolveModel(flags.model.model);
+  options.model_path = model.path;
   options.engine = ToEngineOptions(flags.model);
   options.engine.planes = ArmPlanes(options.arms);
   options.engine.model_path = options.model_path;
@@ -116,8 +117,10 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
                });
   if (show_progress) WriteError("\r\033[K");
 
+  nlohmann::ordered_json rows_json = BenchToJson(rows);
+  for (nlohmann::ordered_json& row : rows_json) row["model_filename"] = model.name;
   Output output;
-  output.Write(json ? DumpJson(BenchToJson(rows), /*indent=*/true) + "\n" : BenchTable(rows));
+  output.Write(json ? DumpJson(rows_json, /*indent=*/true) + "\n" : BenchTable(rows));
   return output.ExitCode(0);
 }
 

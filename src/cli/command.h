@@ -67,16 +67,22 @@ EngineOptions ToEngineOptions(const ModelFlags& flags);
 
 struct LoadedModel {
   std::string path;
+  std::string name;  // what outputs call it: the path, or "synthetic:…"
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Backbone> backbone;
   std::unique_ptr<Engine> engine;  // last: it refers to the others
 };
 
-// The GGUF file that `name` stands for: a path as it is; "default": the model that `make deps`
-// brings. Throws Error(kInput) if there is no default model, or for "synthetic:…", which this
-// version lacks.
-std::string ResolveModelPath(const std::string& name);
+struct ModelFile {
+  std::string path;
+  std::string name;  // as in LoadedModel
+};
+
+// The GGUF file that the value of -m stands for: a path as it is; "default": the model that `make
+// deps` brings; "synthetic:…": one that is made here (model/synthetic.h), with a warning that says
+// so. Throws Error(kInput) if there is no default model, and what MakeSyntheticModel throws.
+ModelFile ResolveModel(const std::string& name);
 
 // Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
 // template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms. Throws

@@ -123,7 +123,7 @@ int Run(const CompareFlags& flags, bool json) {
     ordered_json list = ordered_json::array();
     for (const ArmRun& run : runs) list.push_back(ToJson(run));
     output.Write(DumpJson({{"schema", "winnow.compare/1"},
-                           {"model", loaded.path},
+                           {"model", loaded.name},
                            {"chat_template", prompt.used_chat_template},
                            {"prompt_tokens", prompt.tokens.size()},
                            {"complete", complete},

@@ -241,7 +241,7 @@ int Run(const EvalFlags& flags, bool json) {
              }});
     signal = interrupts.Pending();
   }
-  const ordered_json results = Results(flags, loaded.path, evaluation, report, complete);
+  const ordered_json results = Results(flags, loaded.name, evaluation, report, complete);
   int exit_code = complete ? 0 : 128 + signal;
   try {
     folder.WriteResults(results);

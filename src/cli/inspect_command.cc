@@ -297,7 +297,9 @@ std::string Describe(const Inspection& inspection) {
 }
 
 int Inspect(const std::string& model, bool json) {
-  const Inspection inspection = ReadInspection(ResolveModelPath(model));
+  const ModelFile file = ResolveModel(model);
+  Inspection inspection = ReadInspection(file.path);
+  inspection.path = file.name;
   Output output;
   output.Write(json ? DumpJson(ToJson(inspection), /*indent=*/true) + "\n" : Describe(inspection));
   if (inspection.refusal.empty()) return output.ExitCode(0);

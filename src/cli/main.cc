@@ -17,6 +17,7 @@
 #include "cli/chat_command.h"
 #include "cli/command.h"
 #include "cli/compare_command.h"
+#include "cli/diagnose_command.h"
 #include "cli/eval_command.h"
 #include "cli/inspect_command.h"
 #include "cli/output.h"
@@ -114,6 +115,7 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
   AddBenchCommand(app, context);
   AddEvalCommand(app, context);
   AddCompareCommand(app, context);
+  AddDiagnoseCommand(app, context);
   // After the commands, which would inherit it.
   app.footer(
       "Start here:\n"

@@ -118,7 +118,7 @@ std::string SparseLine(const AttentionAccount& a) {
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {
-  return {.model = loaded.path,
+  return {.model = loaded.name,
           .arm = flags.arm,
           .used_chat_template = prompt.used_chat_template,
           .documents = prompt.documents,

@@ -123,7 +123,7 @@ void Engine::Impl::HashPages(Sequence* sequence, int64_t n_tokens) {
 }
 
 void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
-  if (!options.prefix_reuse || sequence->request.on_prompt_logits) return;
+  if (!options.prefix_reuse || sequence->request.watches_prompt()) return;
   HashPages(sequence, n_tokens);
   prefixes.Insert(sequence->page_hashes, sequence->kv);
 }

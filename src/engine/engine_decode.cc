@@ -66,7 +66,8 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
                      .policy = s->policy,
                      .memory = s->memory.get(),
                      .n_generated = static_cast<int64_t>(s->generated.size()),
-                     .account = &accounts[b]});
+                     .account = &accounts[b],
+                     .probe = s->request.probe});
   }
   EvictFor(needed_pages);
   batch_hidden.Resize(n * config.hidden);

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "core/error.h"
 #include "ledger/ledger.h"
 #include "text/tokenizer.h"
@@ -70,6 +71,12 @@ struct Request {
   std::function<void(int64_t position, std::span<const float> logits)> on_prompt_logits;
   // Logits [V] from which generated token `index` was drawn.
   std::function<void(int64_t index, std::span<const float> logits)> on_logits;
+  // Watches attention, unless null; outlives the request. One that throws in a decode step fails
+  // the newest request of the step's batch: watch requests that run alone.
+  const AttentionProbe* probe = nullptr;
+
+  // Prefix reuse is off then: every prompt token is computed.
+  bool watches_prompt() const { return on_prompt_logits || (probe != nullptr && probe->on_prompt); }
 };
 
 using RequestId = int64_t;

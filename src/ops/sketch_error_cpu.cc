@@ -93,18 +93,20 @@ void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& f
   const bool in_bytes = format.bits == 2   ? kHasByteProducts<2>
                         : format.bits == 4 ? kHasByteProducts<4>
                                            : kHasByteProducts<8>;
-  const PagedKv& kv = *task.kv;
   PageRows rows;
-  for (int64_t page = task.begin_page; page < task.end_page; ++page) {
-    const std::byte* plane = kv.PlaneOf(plane_kind, page, task.head);
+  for (int64_t i = 0; i < task.size(); ++i) {
+    const PageScanItem item(task, i);
+    const std::byte* plane = item.PlaneOf(task, plane_kind);
     LoadPage(plane, format, rows);
-    const float sketch_error = SketchError(*kv.layout, plane, format.bits);
+    const float sketch_error = SketchError(*task.kv->layout, plane, format.bits);
     for (int r = 0; r < task.group_heads; ++r) {
-      const float* q = task.q + static_cast<size_t>(r) * format.dim;
+      const int query_head = item.head * task.group_heads + r;
+      const int64_t at = item.MassIndex(task) + r * task.masses.stride;
+      const float* q = task.q + static_cast<size_t>(query_head) * format.dim;
       const PageErrors errors =
           ErrorsOfHead(rows, q, format, Norm(q, format.dim) * sketch_error, in_bytes);
-      task.masses.max[r * task.masses.stride + page] = errors.log_mass;
-      task.masses.sum[r * task.masses.stride + page] = errors.magnitude;
+      task.masses.max[at] = errors.log_mass;
+      task.masses.sum[at] = errors.magnitude;
     }
   }
 }
