@@ -110,11 +110,11 @@ void DecodePipeline::AttendSparse(int layer, std::span<const DecodeSlot> slots, 
   for (size_t b = first; b < slots.size(); ++b) {
     if (!pending_[b] || slots[b].policy != policy) continue;
     pending_[b] = false;
-    sparse_slots_.push_back(
-        {.query = {qkv.q.row(static_cast<int64_t>(b)), slots[b].kv->View(layer)},
-         .n_generated = slots[b].n_generated,
-         .out = attention_.data() + static_cast<int64_t>(b) * row_floats,
-         .account = slots[b].account});
+    sparse_slots_.push_back({.query = {qkv.q.row(static_cast<int64_t>(b)), slots[b].kv->View(layer),
+                                       slots[b].kv->SuperPages(layer)},
+                             .n_generated = slots[b].n_generated,
+                             .out = attention_.data() + static_cast<int64_t>(b) * row_floats,
+                             .account = slots[b].account});
   }
   sparse_.Attend(*policy, layer,
                  {.query_heads = config.query_heads, .scale = config.attention_scale},

@@ -40,7 +40,7 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
     if (policy.residual != nullptr) policy.residual->Begin(std::ssize(heads_));
     pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
       const int64_t slot = h / kv_heads;
-      Choose(policy, slots[slot], masses_[slot], static_cast<int>(h % kv_heads), &heads_[h]);
+      Choose(policy, slots[slot], slot, static_cast<int>(h % kv_heads), &heads_[h]);
       if (policy.residual == nullptr) return;
       const Head& head = heads_[h];
       policy.residual->Plan(
@@ -49,7 +49,7 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
   }
   {
     ScopedTimer timer(seconds->attention);
-    Read(slots, params);
+    Read(policy, slots, params, seconds);
   }
   if (policy.residual != nullptr) {
     ScopedTimer timer(seconds->estimate);
@@ -93,9 +93,10 @@ void SparseDecode::Prepare(const DecodePolicy& policy, std::span<const SparseSlo
   heads_.resize(slots.size() * layout_->kv_heads);
 }
 
-void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
-                          const PageMasses& masses, int kv_head, Head* head) const {
+void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot, int64_t slot_index,
+                          int kv_head, Head* head) const {
   const PagedKv& kv = slot.query.kv;
+  const PageMasses& masses = masses_[slot_index];
   const int slots = layout_->slots;
   head->middle = FindMiddle(policy.rule, kv.n_tokens, slot.n_generated, slots);
   head->shares.resize(group_ * masses.stride);
@@ -103,7 +104,12 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
   head->log_totals.resize(group_);
   PageShares(masses.From(static_cast<int64_t>(kv_head) * group_, slots), group_,
              head->shares.data(), head->pooled.data(), head->log_totals.data());
-  ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  if (policy.selector->chooses()) {
+    const ChoiceHead of_head{slot_index, kv_head, group_, head->middle, head->shares.data()};
+    policy.selector->Choose(policy.rule, of_head, &head->choice);
+  } else {
+    ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  }
 
   const auto n_pages = std::ssize(kv.pages);
   head->ids.clear();
@@ -118,10 +124,12 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
     take(head->middle.end, n_pages);
   }
   // Only the last page, which is always read, may be short.
-  head->tokens_read = std::ssize(head->ids) * slots - (n_pages * slots - kv.n_tokens);
+  const int64_t n_tokens = std::ssize(head->ids) * slots - (n_pages * slots - kv.n_tokens);
+  head->outcome = {.tokens_read = n_tokens, .bytes_read = layout_->HeadBytes(n_tokens)};
 }
 
-void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params) {
+void SparseDecode::Read(const DecodePolicy& policy, std::span<const SparseSlot> slots,
+                        const DecodeAttentionParams& params, StageSeconds* seconds) {
   const int64_t group_floats = static_cast<int64_t>(group_) * layout_->head_dim;
   log_mass_.Resize(slots.size() * query_heads_);
   queries_.clear();
@@ -130,7 +138,7 @@ void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttention
     const auto kv_head = static_cast<int>(h % layout_->kv_heads);
     PagedKv kv = slot.query.kv;
     kv.pages = heads_[h].ids;
-    kv.n_tokens = heads_[h].tokens_read;
+    kv.n_tokens = heads_[h].outcome.tokens_read;
     queries_.push_back({.q = slot.query.q + kv_head * group_floats,
                         .kv = kv,
                         .first_head = kv_head,
@@ -140,7 +148,28 @@ void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttention
                         .out = slot.out + kv_head * group_floats,
                         .log_mass = log_mass_.data() + h * group_});
   }
-  DecodeAttention(*pool_, queries_, params, workspace_, nullptr);
+  if (policy.reads_candidates()) {
+    ReadCandidates(policy, params, seconds);
+  } else {
+    DecodeAttention(*pool_, queries_, params, workspace_, nullptr);
+  }
+}
+
+void SparseDecode::ReadCandidates(const DecodePolicy& policy, const DecodeAttentionParams& params,
+                                  StageSeconds* seconds) {
+  candidate_queries_.clear();
+  for (size_t h = 0; h < heads_.size(); ++h) {
+    Head& head = heads_[h];
+    CandidateQuery query{.read = queries_[h], .outcome = &head.outcome};
+    // Who falls back to everything has no routed pages whose tokens might not count.
+    if (!head.choice.not_finite && !head.choice.all_for_tolerance) {
+      query.routed_begin = head.middle.begin;
+      query.routed_end = head.middle.begin + std::ssize(head.choice.read);
+      query.tokens = head.choice.tokens;
+    }
+    candidate_queries_.push_back(query);
+  }
+  candidate_read_.Read(policy, candidate_queries_, params, seconds);
 }
 
 int64_t SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
@@ -171,9 +200,12 @@ void SparseDecode::Account(const DecodePolicy& policy, std::span<const SparseSlo
     if (account == nullptr) continue;
     const int64_t n_tokens = slots[i].query.kv.n_tokens;
     int64_t tokens = 0;
+    int64_t bytes = 0;
     for (int h = 0; h < layout_->kv_heads; ++h) {
       const Head& head = heads_[i * layout_->kv_heads + h];
-      tokens += head.tokens_read;
+      tokens += head.outcome.tokens_read;
+      bytes += head.outcome.bytes_read;
+      account->solver += head.outcome.solver;
       account->widened += head.choice.widened > 0 ? 1 : 0;
       account->fallback_mass += head.choice.all_for_tolerance ? 1 : 0;
       account->fallback_not_finite += head.choice.not_finite ? 1 : 0;
@@ -184,7 +216,7 @@ void SparseDecode::Account(const DecodePolicy& policy, std::span<const SparseSlo
     const auto estimated = std::llround(share * static_cast<double>(bytes_estimated));
     account->tokens_read += (tokens + layout_->kv_heads / 2) / layout_->kv_heads;
     account->tokens_resident += n_tokens;
-    account->bytes_read += layout_->HeadBytes(tokens) + scanned + estimated;
+    account->bytes_read += bytes + scanned + estimated;
     account->bytes_dense += layout_->TokenBytes(n_tokens);
     account->bytes_scanned += scanned;
     account->bytes_estimated += estimated;
@@ -211,12 +243,15 @@ void SparseDecode::AccountMass(const DecodePolicy& policy, size_t slot_index,
         policy.residual == nullptr
             ? 0
             : std::min(z_unread, std::exp(static_cast<double>(rest_log_mass_[row]) - log_exact));
-    const double total = 1 + z_unread;
+    const std::vector<LeftOut>& of_group = head.outcome.left_out;
+    const LeftOut left_out = of_group.empty() ? LeftOut{} : of_group[r];
+    const double total = 1 + z_unread + left_out.dropped;
     if (!std::isfinite(total)) continue;
-    account->mass_exact += 1 / total;
-    account->mass_estimated += z_rest / total;
-    account->mass_dropped += (z_unread - z_rest) / total;
-    account->mass_dropped_max = std::max(account->mass_dropped_max, (z_unread - z_rest) / total);
+    const double dropped = (z_unread - z_rest + left_out.dropped) / total;
+    account->mass_exact += (1 - left_out.estimated) / total;
+    account->mass_estimated += (z_rest + left_out.estimated) / total;
+    account->mass_dropped += dropped;
+    account->mass_dropped_max = std::max(account->mass_dropped_max, dropped);
     ++account->mass_heads;
   }
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/candidate_read.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -25,7 +26,7 @@ struct SparseSlot {
 
 class SparseDecode {
  public:
-  explicit SparseDecode(ThreadPool* pool) : pool_(pool) {}
+  explicit SparseDecode(ThreadPool* pool) : pool_(pool), candidate_read_(pool) {}
 
   // Whether a policy leaves anything unread of a layer with so many tokens.
   static bool Applies(const DecodePolicy& policy, int layer, int64_t n_tokens, int64_t n_generated,
@@ -44,13 +45,16 @@ class SparseDecode {
     std::vector<float> shares;      // [R, n_pages]
     std::vector<float> pooled;      // [n_pages]
     std::vector<float> log_totals;  // [R]
-    int64_t tokens_read = 0;
+    CandidateOutcome outcome;       // of what is read
   };
 
   void Prepare(const DecodePolicy& policy, std::span<const SparseSlot> slots);
-  void Choose(const DecodePolicy& policy, const SparseSlot& slot, const PageMasses& masses,
-              int kv_head, Head* head) const;
-  void Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params);
+  void Choose(const DecodePolicy& policy, const SparseSlot& slot, int64_t slot_index, int kv_head,
+              Head* head) const;
+  void Read(const DecodePolicy& policy, std::span<const SparseSlot> slots,
+            const DecodeAttentionParams& params, StageSeconds* seconds);
+  void ReadCandidates(const DecodePolicy& policy, const DecodeAttentionParams& params,
+                      StageSeconds* seconds);
   int64_t Estimate(DecodePolicy& policy, const LayerStep& step);
   void Merge(std::span<const SparseSlot> slots);
   void Account(const DecodePolicy& policy, std::span<const SparseSlot> slots, int64_t bytes_scanned,
@@ -71,6 +75,8 @@ class SparseDecode {
   AlignedBuffer<float> rest_log_mass_;  // [slots, H]
   std::vector<DecodeQuery> queries_;
   DecodeWorkspace workspace_;
+  std::vector<CandidateQuery> candidate_queries_;
+  CandidateRead candidate_read_;
 };
 
 }  // namespace winnow

@@ -3,6 +3,23 @@
 #include <utility>
 
 namespace winnow {
+namespace {
+
+nlohmann::ordered_json SolverJson(const SolverAccount& s) {
+  return {{"problems", s.problems},
+          {"candidates", s.candidates},
+          {"iterations", s.iterations},
+          {"iterations_max", s.iterations_max},
+          {"converged", s.converged},
+          {"not_finite", s.not_finite},
+          {"gap_max", s.gap_max},
+          {"distance_max", s.distance_max},
+          {"value_distance_max", s.value_distance_max},
+          {"eps_min", s.eps_min},
+          {"eps_max", s.eps_max}};
+}
+
+}  // namespace
 
 nlohmann::ordered_json ToJson(const PhaseLedger& phase) {
   nlohmann::ordered_json seconds;
@@ -21,7 +38,9 @@ nlohmann::ordered_json ToJson(const PhaseLedger& phase) {
                       {"layers_dense", a.layers_dense},
                       {"bytes_scanned", a.bytes_scanned},
                       {"bytes_estimated", a.bytes_estimated},
-                      {"mass_kind", a.mass_heads > 0 ? "estimate" : "unknown"},
+                      {"mass_kind", a.solver.problems > 0 ? "not_applicable"
+                                    : a.mass_heads > 0    ? "estimate"
+                                                          : "unknown"},
                       {"mass_heads", a.mass_heads},
                       {"mass_exact", a.mass_exact},
                       {"mass_estimated", a.mass_estimated},
@@ -30,6 +49,7 @@ nlohmann::ordered_json ToJson(const PhaseLedger& phase) {
                       {"widened", a.widened},
                       {"fallback_mass", a.fallback_mass},
                       {"fallback_not_finite", a.fallback_not_finite}};
+    if (a.solver.problems > 0) json["sparse"]["solver"] = SolverJson(a.solver);
   }
   return json;
 }

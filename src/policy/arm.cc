@@ -13,7 +13,7 @@ namespace winnow {
 namespace {
 
 const std::vector<std::string>& Kinds() {
-  static const std::vector<std::string> kKinds = {"select", "residual", "certify"};
+  static const std::vector<std::string> kKinds = {"select", "solver", "residual", "certify"};
   return kKinds;
 }
 
@@ -73,15 +73,39 @@ bool ParseCertify(const Clause& clause) {
   return clause.name != "none";
 }
 
+void RefuseContradictions(const DecodePolicy& policy, const Clause& select, const Clause& solver) {
+  const bool widens = policy.rule.tolerance < 1;
+  if (widens && !policy.selector->estimates_mass()) {
+    Throw(ErrorKind::kUsage, "select={} does not estimate the unread mass: it takes no tol",
+          select.name);
+  }
+  if (policy.rule.mass > 0 && !policy.selector->estimates_mass()) {
+    Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
+          select.name);
+  }
+  if (policy.selector->chooses() && (widens || policy.rule.mass > 0)) {
+    Throw(ErrorKind::kUsage,
+          "select={} chooses by a number of its own: it takes no mass and no tol", select.name);
+  }
+  if (policy.solver.projects() && (widens || policy.residual != nullptr || policy.certify)) {
+    Throw(ErrorKind::kUsage,
+          "the weights of solver={} are no attention weights, so no mass is unread: it takes no "
+          "residual, no tol and no certificate of mass",
+          solver.name);
+  }
+}
+
 ParsedArm Parse(std::string_view text) {
   // No profile is built in yet that says where sparse reading pays.
   if (text == "dense" || text == "auto") return {nullptr, "dense"};
   std::vector<Clause> clauses = ParseClauses(text);
   Clause select{"select", "sketch", Params("select=sketch")};
+  Clause solver{"solver", "softmax", Params("solver=softmax")};
   Clause residual{"residual", "none", Params("residual=none")};
-  Clause certify{"certify", "estimate", Params("certify=estimate")};
+  Clause certify{"certify", "", Params("certify")};
   for (Clause& clause : clauses) {
     (clause.kind == "select"     ? select
+     : clause.kind == "solver"   ? solver
      : clause.kind == "residual" ? residual
                                  : certify) = std::move(clause);
   }
@@ -91,20 +115,16 @@ ParsedArm Parse(std::string_view text) {
   // A residual that resolves values by token is good in every layer; what drops tokens, or takes
   // pages for points, is not in the first two.
   policy->rule = ReadRule::FromParams(select.params, policy->wants_weights());
+  policy->solver = ParseSolver(solver.name, solver.params);
+  policy->drop_left_out = select.name == "exact" && policy->residual == nullptr;
+  if (certify.name.empty()) certify.name = policy->solver.projects() ? "none" : "estimate";
   policy->certify = ParseCertify(certify);
+  RefuseContradictions(*policy, select, solver);
   std::string resolved;
-  for (const Clause* clause : {&select, &residual, &certify}) {
+  for (const Clause* clause : {&select, &solver, &residual, &certify}) {
     clause->params.Finish();
     resolved += fmt::format("{}{}={}{}", resolved.empty() ? "" : ",", clause->kind, clause->name,
                             clause->params.Canonical());
-  }
-  if (policy->rule.tolerance < 1 && !policy->selector->estimates_mass()) {
-    Throw(ErrorKind::kUsage, "select={} does not estimate the unread mass: it takes no tol",
-          select.name);
-  }
-  if (policy->rule.mass > 0 && !policy->selector->estimates_mass()) {
-    Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
-          select.name);
   }
   if (select.name == "all") policy->rule.budget = int64_t{1} << 40;
   return {std::move(policy), std::move(resolved)};

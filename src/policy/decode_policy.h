@@ -6,6 +6,7 @@
 #include "policy/residual/residual.h"
 #include "policy/select/read_rule.h"
 #include "policy/select/selector.h"
+#include "policy/solver/candidate_solver.h"
 
 namespace winnow {
 
@@ -14,13 +15,18 @@ struct DecodePolicy {
   std::unique_ptr<Selector> selector;
   std::unique_ptr<ResidualEstimator> residual;  // null: what is not read is dropped
   bool certify = true;                          // write down the unread mass
+  SolverOptions solver;
+  bool drop_left_out = false;  // tokens of pages that are read but do not count: dropped
 
   // What the pages have to keep.
   PlaneSet planes() const {
     PlaneSet planes = selector->planes();
     if (residual != nullptr) planes.Add(residual->planes());
+    if (selector->chooses_tokens() && !drop_left_out) planes.Add(Plane::kValueMean);
     return planes;
   }
+  // Whether what is read is more than plain attention over whole pages.
+  bool reads_candidates() const { return solver.projects() || selector->chooses_tokens(); }
   bool wants_weights() const { return residual != nullptr && residual->weight_bits() > 0; }
 };
 
