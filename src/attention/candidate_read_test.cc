@@ -132,14 +132,17 @@ struct Head {
       pages.push_back(kMiddleBegin + i);
       for (int64_t t = 0; t < shape.slots; ++t) tokens.push_back(pages.back() * shape.slots + t);
     }
-    ChooseAmong(tokens, n_candidates);
+    ChooseAmong(tokens, PooledScores(tokens), n_candidates);
   }
 
-  // Of all middle tokens the best.
+  // Of all middle tokens the best, by shares of all tokens of full pages.
   void RouteExactly(int64_t n_candidates) {
-    std::vector<int64_t> tokens((kMiddleEnd - kMiddleBegin) * shape.slots);
-    std::iota(tokens.begin(), tokens.end(), kMiddleBegin * shape.slots);
-    ChooseAmong(tokens, n_candidates);
+    std::vector<int64_t> tokens(kMiddleEnd * shape.slots);
+    std::iota(tokens.begin(), tokens.end(), 0);
+    std::vector<double> pooled = PooledScores(tokens);
+    tokens.erase(tokens.begin(), tokens.begin() + kMiddleBegin * shape.slots);
+    pooled.erase(pooled.begin(), pooled.begin() + kMiddleBegin * shape.slots);
+    ChooseAmong(tokens, pooled, n_candidates);
     for (int64_t t : candidates) {
       const int64_t page = t / shape.slots;
       const bool middle = page >= kMiddleBegin && page < kMiddleEnd;
@@ -147,9 +150,12 @@ struct Head {
     }
   }
 
-  void ChooseAmong(const std::vector<int64_t>& tokens, int64_t n_candidates) {
-    const std::vector<double> pooled =
-        Pooled(tokens, [&](int r, int64_t t) { return scores[r][t]; });
+  std::vector<double> PooledScores(const std::vector<int64_t>& tokens) const {
+    return Pooled(tokens, [&](int r, int64_t t) { return scores[r][t]; });
+  }
+
+  void ChooseAmong(const std::vector<int64_t>& tokens, const std::vector<double>& pooled,
+                   int64_t n_candidates) {
     for (int64_t t = 0; t < kMiddleBegin * shape.slots; ++t) candidates.push_back(t);
     for (int64_t i : TopIndices(pooled, n_candidates)) candidates.push_back(tokens[i]);
     for (int64_t t = kMiddleEnd * shape.slots; t < shape.n_tokens; ++t) candidates.push_back(t);

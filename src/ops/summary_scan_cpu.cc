@@ -44,18 +44,45 @@ HWY_INLINE float ScoreOf(const float* q, const float* a, const float* b, size_t 
   return hn::GetLane(hn::SumOfLanes(f32, sum));
 }
 
+// The two statistics of a page, or the mean twice.
+struct Statistics {
+  const float* a;
+  const float* b;
+};
+
+template <SummaryScore kScore>
+HWY_INLINE Statistics StatisticsOf(const PageScanTask& task, int64_t page) {
+  const PagedKv& kv = *task.kv;
+  const auto floats = [&](Plane plane) {
+    return reinterpret_cast<const float*>(kv.PlaneOf(plane, page, task.head));
+  };
+  const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
+  if constexpr (kScore == SummaryScore::kMean) return {a, a};
+  if constexpr (kScore == SummaryScore::kBox) return {a, a + kv.layout->padded_dim};
+  return {a, floats(Plane::kKeyDeviation)};
+}
+
+template <SummaryScore kScore>
+HWY_INLINE void Prefetch(const Statistics& statistics, size_t dim) {
+  for (size_t i = 0; i < dim; i += 64 / sizeof(float)) {
+    __builtin_prefetch(statistics.a + i);
+    if (kScore != SummaryScore::kMean) __builtin_prefetch(statistics.b + i);
+  }
+}
+
+// Pages between the one that is scored and the one that is fetched. The statistics of a page are a
+// few lines far from those of the next, which no hardware prefetcher follows.
+constexpr int64_t kPagesAhead = 2;
+
 template <SummaryScore kScore>
 void ScanRun(const PageScanTask& task) {
   const PagedKv& kv = *task.kv;
   const auto dim = static_cast<size_t>(kv.layout->padded_dim);
   for (int64_t p = task.begin_page; p < task.end_page; ++p) {
-    const auto floats = [&](Plane plane) {
-      return reinterpret_cast<const float*>(kv.PlaneOf(plane, p, task.head));
-    };
-    const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
-    const float* b = kScore == SummaryScore::kMean  ? a
-                     : kScore == SummaryScore::kBox ? a + dim
-                                                    : floats(Plane::kKeyDeviation);
+    if (p + kPagesAhead < task.masses.n_pages) {
+      Prefetch<kScore>(StatisticsOf<kScore>(task, p + kPagesAhead), dim);
+    }
+    const auto [a, b] = StatisticsOf<kScore>(task, p);
     for (int r = 0; r < task.group_heads; ++r) {
       const int64_t at = r * task.masses.stride + p;
       task.masses.max[at] = ScoreOf<kScore>(task.q + static_cast<size_t>(r) * dim, a, b, dim);
