@@ -2,6 +2,7 @@
 // versions on the same pages.
 #include "attention/candidate_read.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -216,9 +217,8 @@ TEST_F(CandidateReadTest, VashistaReadsTheBestTokensOfTheBestPages) {
     const auto layer = RandomLayer(c, 1);
     for (const auto& [n_pages, n_candidates] :
          {std::pair<int64_t, int64_t>{1, 1}, {1, 31}, {4, 5}, {6, 64}, {19, 100}}) {
-      const Attended attended = Attend("select=vashista,P=" + std::to_string(n_pages) +
-                                           ",Kc=" + std::to_string(n_candidates) + kRest,
-                                       *layer);
+      const Attended attended =
+          Attend(fmt::format("select=vashista,P={},Kc={}{}", n_pages, n_candidates, kRest), *layer);
       AttentionAccount expected;
       for (int kv_head = 0; kv_head < c.shape.kv_heads; ++kv_head) {
         Head head(*layer, kv_head);
@@ -248,12 +248,12 @@ TEST_F(CandidateReadTest, AsManyCandidatesAsTokensArePlainAttentionBitForBit) {
   for (const Case& c : kCases) {
     const auto layer = RandomLayer(c, 2);
     for (const std::string pages : {"1", "4", "19", "400"}) {
-      const std::string arm = "select=vashista,P=" + pages + kRest;
-      const Attended all = Attend(arm + ",Kc=0", *layer);
+      const std::string arm = fmt::format("select=vashista,P={}{},Kc=", pages, kRest);
+      const Attended all = Attend(arm + "0", *layer);
       const std::string n = std::to_string(std::min<int64_t>(19, std::stoll(pages)) * 32);
-      EXPECT_EQ(Attend(arm + ",Kc=" + n, *layer).out, all.out);
-      EXPECT_EQ(Attend(arm + ",Kc=100000", *layer).out, all.out);
-      EXPECT_EQ(Attend(arm + ",Kc=100000", *layer).account.bytes_read, all.account.bytes_read);
+      EXPECT_EQ(Attend(arm + n, *layer).out, all.out);
+      EXPECT_EQ(Attend(arm + "100000", *layer).out, all.out);
+      EXPECT_EQ(Attend(arm + "100000", *layer).account.bytes_read, all.account.bytes_read);
     }
     const Attended dense = Attend("select=all" + kRest, *layer);
     EXPECT_EQ(Attend("select=vashista,P=19,Kc=608" + kRest, *layer).out, dense.out);
@@ -290,7 +290,7 @@ TEST_F(CandidateReadTest, ExactTakesTheBestTokensOfAllAndKnowsTheMassOfTheRest) 
       for (const bool dropped : {true, false}) {
         const std::string residual = dropped ? "" : ",residual=centroid";
         const Attended attended =
-            Attend("select=exact,budget=" + std::to_string(budget) + kRest + residual, *layer);
+            Attend(fmt::format("select=exact,budget={}{}{}", budget, kRest, residual), *layer);
         double exact = 0;
         double left_out = 0;
         double unread = 0;
@@ -363,7 +363,7 @@ TEST_F(CandidateReadTest, SolversWeighTheCandidatesAsThePureOnesDo) {
       const bool is_fw = solver.starts_with("fw");
       if (solver.find("leakage") != std::string::npos && c.shape.dim > 64) continue;  // slow
       const Attended attended =
-          Attend("select=vashista,P=2,Kc=24" + kRest + ",solver=" + solver, *layer);
+          Attend(fmt::format("select=vashista,P=2,Kc=24{},solver={}", kRest, solver), *layer);
       SolverAccount expected;
       for (int kv_head = 0; kv_head < c.shape.kv_heads; ++kv_head) {
         Head head(*layer, kv_head);
@@ -420,9 +420,9 @@ TEST_F(CandidateReadTest, SolversWeighTheCandidatesAsThePureOnesDo) {
 
 TEST_F(CandidateReadTest, ThreadsDoNotChangeABit) {
   const auto layer = RandomLayer(kCases[2], 8);
-  for (const std::string arm :
+  for (const std::string& arm :
        {"select=vashista,P=4,Kc=40" + kRest, "select=exact,budget=40" + kRest,
-        "select=vashista,P=4,Kc=40" + kRest + ",solver=fw",
+        fmt::format("select=vashista,P=4,Kc=40{},solver=fw", kRest),
         "select=entrokv,bits=8,budget=96" + kRest}) {
     const Attended expected = Attend(arm, *layer);
     for (const int n : {1, 3}) {
