@@ -33,6 +33,7 @@ constexpr int64_t kTokens = 20 * 32 + 5;
 constexpr int64_t kMiddleBegin = 1;
 constexpr int64_t kMiddleEnd = 20;
 const std::string kRest = ",recent=1,dense_layers=0";
+const std::string kAll = "select=all,dense_layers=0";
 
 struct Attended {
   std::vector<float> out;  // [H, D]
@@ -255,10 +256,38 @@ TEST_F(CandidateReadTest, AsManyCandidatesAsTokensArePlainAttentionBitForBit) {
       EXPECT_EQ(Attend(arm + "100000", *layer).out, all.out);
       EXPECT_EQ(Attend(arm + "100000", *layer).account.bytes_read, all.account.bytes_read);
     }
-    const Attended dense = Attend("select=all" + kRest, *layer);
+    const Attended dense = Attend(kAll, *layer);
     EXPECT_EQ(Attend("select=vashista,P=19,Kc=608" + kRest, *layer).out, dense.out);
     EXPECT_EQ(Attend("select=exact,budget=608" + kRest, *layer).out, dense.out);
   }
+}
+
+TEST_F(CandidateReadTest, WhoReadsEverythingForTheGapHasNoCandidates) {
+  const auto layer = RandomLayer(kCases[0], 2);
+  const std::string arm = "select=vashista,P=2,Kc=9,gap=1e6" + kRest;
+  const Attended all = Attend(arm, *layer);
+  EXPECT_EQ(all.out, Attend(kAll, *layer).out);
+  EXPECT_EQ(all.account.fallback_gap, kCases[0].shape.kv_heads);
+  const Attended capped = Attend(arm + ",fallback=cap", *layer);
+  EXPECT_EQ(capped.out, Attend("select=vashista,P=2,Kc=9" + kRest, *layer).out);
+  EXPECT_EQ(capped.account.capped_gap, kCases[0].shape.kv_heads);
+}
+
+// Whole pages are read, so that bounds of the unread mass hold.
+TEST_F(CandidateReadTest, PagesByTheirTokensMayBeCertified) {
+  const auto layer = RandomLayer(kCases[0], 2);
+  const std::string arm = "select=entrokv,budget=64,tol=1e-9,certify=sketch" + kRest;
+  const Attended all = Attend(arm, *layer);
+  const Attended dense = Attend(kAll, *layer);
+  EXPECT_EQ(all.account.fallback_certificate, kCases[0].shape.kv_heads);
+  EXPECT_EQ(all.account.tokens_read, dense.account.tokens_read);
+  // States of three parts are merged, each rounded once in a weight of at most 1.
+  for (size_t i = 0; i < all.out.size(); ++i) EXPECT_NEAR(all.out[i], dense.out[i], 1e-4);
+  const StatementAccount some =
+      Attend("select=entrokv,budget=64,certify=sketch" + kRest, *layer).account.statements;
+  EXPECT_EQ(some.intervals, layer->query_heads());
+  EXPECT_GT(some.lo, 0);
+  EXPECT_LT(some.width_max, 1);
 }
 
 // Equal keys: every page and token ties, so the lowest are chosen, the first tokens of page 1.
@@ -337,17 +366,15 @@ TEST_F(CandidateReadTest, ANanReachesItsHeadAndNoOther) {
   auto layer = NewLayer(kCases[0], 6);
   layer->key(7 * 32 + 3, 1)[10] = std::numeric_limits<float>::quiet_NaN();
   layer->Store(threads_);
-  for (const std::string arm :
-       {"select=vashista,P=4,Kc=9", "select=exact,budget=9", "select=all,solver=fw",
-        "select=all,solver=eg", "select=all,solver=eg,leakage=0.1", "select=entrokv,budget=64"}) {
-    const size_t split = arm.find(",solver");
-    const Attended attended = Attend(
-        split == std::string::npos ? arm + kRest : arm.substr(0, split) + kRest + arm.substr(split),
-        *layer);
+  for (const std::string& arm :
+       {"select=vashista,P=4,Kc=9" + kRest, "select=exact,budget=9" + kRest,
+        "select=entrokv,budget=64" + kRest, kAll + ",solver=fw", kAll + ",solver=eg",
+        kAll + ",solver=eg,leakage=0.1"}) {
+    const Attended attended = Attend(arm, *layer);
     for (size_t i = 0; i < attended.out.size(); ++i) {
       EXPECT_EQ(std::isnan(attended.out[i]), i / 64 / 3 == 1) << arm << ", head " << i / 64;
     }
-    if (split != std::string::npos) {
+    if (arm.find(",solver") != std::string::npos) {
       EXPECT_EQ(attended.account.solver.not_finite, 3) << arm;
       EXPECT_EQ(attended.account.solver.problems, 9) << arm;
       EXPECT_TRUE(std::isfinite(attended.account.solver.gap_max)) << arm;

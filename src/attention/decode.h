@@ -18,8 +18,9 @@ namespace winnow {
 struct DecodeSlot {
   SequenceKv* kv = nullptr;
   int32_t position = 0;
-  DecodePolicy* policy = nullptr;  // null: dense
-  int64_t n_generated = 0;         // tokens after the prompt, the new one included
+  DecodePolicy* policy = nullptr;    // null: dense
+  ResidualMemory* memory = nullptr;  // of the policy's residual and this sequence; may be null
+  int64_t n_generated = 0;           // tokens after the prompt, the new one included
   AttentionAccount* account = nullptr;
 };
 

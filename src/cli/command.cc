@@ -201,6 +201,7 @@ LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& a
   engine_options.planes = ArmPlanes(arms);
   LoadedModel loaded;
   loaded.path = ResolveModelPath(flags.model);
+  engine_options.model_path = loaded.path;
   ReadModelInfo(loaded.path);  // names what is wrong better than llama.cpp does
   loaded.tokenizer = Tokenizer::Load(loaded.path, {.chat_template = chat_template});
   loaded.pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : DefaultThreads());

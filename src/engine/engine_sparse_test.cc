@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -187,6 +188,69 @@ TEST_F(SparseEngine, TheSameSeedDrawsTheSameTokens) {
   }
 }
 
+TEST_F(SparseEngine, CertificatesAndWhatTheyReadAreTheSameEveryTime) {
+  const std::vector<TokenId> tokens = RandomTokens(600, 8);
+  for (const std::string certify :
+       {"sketch", "sketch,bits=4", "deterministic", "sample,n=50,seed=3"}) {
+    for (const std::string tol : {"", ",tol=0.02"}) {
+      const std::string arm = kFast + tol + ",certify=" + certify;
+      std::vector<Answer> answers;
+      for (int i = 0; i < 2; ++i) {
+        answers.push_back(Generate(NewEngine({arm}).get(), tokens, arm, 10));
+      }
+      EXPECT_EQ(answers[0].result.tokens, answers[1].result.tokens) << arm;
+      EXPECT_EQ(answers[0].logits, answers[1].logits) << arm;
+      const PhaseLedger& ledger = answers[0].result.ledger.decode;
+      const AttentionAccount& account = ledger.attention;
+      EXPECT_EQ(account.statements.hi, answers[1].result.ledger.decode.attention.statements.hi);
+      EXPECT_EQ(account.statements.intervals, 4 * account.layers_sparse) << arm;
+      EXPECT_GT(account.bytes_certified, 0);
+      // Steps and heads add up to the whole.
+      EXPECT_EQ(ledger.steps.size(), 9U);
+      double of_steps = 0;
+      for (const StepLedger& step : ledger.steps) of_steps += step.hi;
+      double of_heads = 0;
+      for (const HeadAccount& head : account.heads) of_heads += head.hi;
+      EXPECT_EQ(account.heads.size(), 3U * 2);
+      EXPECT_NEAR(of_steps, account.statements.hi, 1e-9 * of_steps);
+      EXPECT_NEAR(of_heads, account.statements.hi, 1e-9 * of_heads);
+      if (!tol.empty()) {
+        EXPECT_GT(account.widened_certificate, 0) << arm;
+        EXPECT_LE(account.statements.hi_max, 2 * 0.02) << arm;  // the mean of two heads is below
+      }
+    }
+  }
+}
+
+// A NaN in one page: the request that holds it fails and says where, the other gives what it gives
+// alone.
+TEST_F(SparseEngine, ANanInAPageFailsItsRequestOnly) {
+  for (const std::string& arm : {kFast, kFaithful, kFast + ",certify=sketch"}) {
+    const Answer alone = Generate(NewEngine({arm}).get(), RandomTokens(500, 10), arm);
+    const auto engine = NewEngine({arm});
+    int spoiled = 0;
+    backbone_.on_key_value = [&](int layer, int32_t position, std::span<float> keys,
+                                 std::span<float>) {
+      if (layer == 1 && position == 70 && spoiled++ == 0) {
+        keys[3] = std::numeric_limits<float>::quiet_NaN();
+      }
+    };
+    Answer bad;
+    Answer good;
+    const RequestId bad_id = engine->Submit(NewRequest(RandomTokens(400, 9), arm, 40, &bad));
+    const RequestId good_id = engine->Submit(NewRequest(RandomTokens(500, 10), arm, 40, &good));
+    while (engine->Step()) {
+    }
+    backbone_.on_key_value = nullptr;
+    const RequestResult failed = *engine->TakeResult(bad_id);
+    EXPECT_EQ(failed.finish_reason, FinishReason::kFailed) << arm;
+    EXPECT_NE(failed.error.find("after token 400 are not finite"), std::string::npos)
+        << failed.error;
+    EXPECT_EQ(engine->TakeResult(good_id)->tokens, alone.result.tokens) << arm;
+    EXPECT_EQ(good.logits, alone.logits) << arm;
+  }
+}
+
 TEST_F(SparseEngine, PagesThatDoNotKeepASketchRefuseTheArm) {
   const auto engine = NewEngine({"dense"});
   Request request;
@@ -253,6 +317,71 @@ TEST_F(SparseEngine, SequencesOfOneBatchGiveWhatTheyGiveAlone) {
     EXPECT_EQ(together->TakeResult(ids[i])->tokens, run.result.tokens) << arms[i];
     EXPECT_EQ(runs[i].logits, run.logits) << arms[i];
   }
+}
+
+// An f32 cache holds what a sketch cannot.
+TEST_F(SparseEngine, WhatASketchCannotHoldIsReadExactly) {
+  const std::vector<TokenId> tokens = RandomTokens(500, 8);
+  for (const bool spoil_key : {true, false}) {
+    backbone_.on_key_value = [&](int, int32_t position, std::span<float> key,
+                                 std::span<float> value) {
+      if (position == 100) (spoil_key ? key : value)[3] = 1e5F;  // of head 0
+    };
+    const auto engine = NewEngine({kFast, kFaithful});
+    for (const std::string& arm : {kFast, kFaithful}) {
+      const Answer answer = Generate(engine.get(), tokens, arm);
+      EXPECT_EQ(answer.result.finish_reason, FinishReason::kMaxTokens) << answer.result.error;
+      const AttentionAccount& account = answer.result.ledger.decode.attention;
+      // One of the two KV heads of every layer and step.
+      EXPECT_EQ(account.fallback_not_finite, account.layers_sparse) << arm;
+      EXPECT_LT(account.tokens_read, account.tokens_resident) << arm;
+    }
+  }
+}
+
+TEST_F(SparseEngine, ANumberThatIsNoneFailsItsRequestAlone) {
+  const auto engine = NewEngine({kFast, kFaithful});
+  for (const bool spoil_key : {true, false}) {
+    for (const std::string& arm : {kFast, kFaithful}) {
+      // A token of the answer, for the prompt is read densely; position 290 is of the first request
+      // only.
+      backbone_.on_key_value = [&](int, int32_t position, std::span<float> key,
+                                   std::span<float> value) {
+        if (position == 290) (spoil_key ? key : value)[3] = std::nanf("");
+      };
+      Answer bad;
+      Answer good;
+      const RequestId bad_id = engine->Submit(NewRequest(RandomTokens(280, 9), arm, 40, &bad));
+      const RequestId good_id = engine->Submit(NewRequest(RandomTokens(200, 9), arm, 40, &good));
+      while (engine->Step()) {
+      }
+      const RequestResult failed = *engine->TakeResult(bad_id);
+      EXPECT_EQ(failed.finish_reason, FinishReason::kFailed);
+      EXPECT_EQ(failed.error_kind, ErrorKind::kInput);
+      EXPECT_EQ(failed.error, "the model's logits after token 291 are not finite");
+      EXPECT_EQ(failed.tokens.size(), 11u);
+      EXPECT_EQ(engine->TakeResult(good_id)->finish_reason, FinishReason::kMaxTokens);
+    }
+  }
+}
+
+class SparseEngineOfWideHeads : public SparseEngine {
+ protected:
+  SparseEngineOfWideHeads() : SparseEngine({.head_dim = 576, .context_length = 1024}) {}
+};
+
+TEST_F(SparseEngineOfWideHeads, ASketchRefusesHeadsThatAreTooWide) {
+  try {
+    NewEngine({"select=cascade"});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("576"), std::string::npos) << error.what();
+  }
+  const std::string arm = "select=vashista,budget=64,dense_layers=0,residual=centroid";
+  const Answer answer = Generate(NewEngine({arm}).get(), RandomTokens(500, 1), arm, 4);
+  const AttentionAccount& account = answer.result.ledger.decode.attention;
+  EXPECT_LT(account.tokens_read, account.tokens_resident);
 }
 
 class SparseEngineWithWindows : public SparseEngine {

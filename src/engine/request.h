@@ -87,7 +87,8 @@ struct RequestResult {
   double prefill_seconds = 0;
   double ttft_seconds = 0;    // from submission to the first token
   double decode_seconds = 0;  // from the first token to the last
-  int64_t kv_bytes = 0;       // of pages this request held at its end
+  // Of pages this request held at its end, and what its residual estimator kept beside them.
+  int64_t kv_bytes = 0;
   RequestLedger ledger;
 
   // Seconds a token after the first one; 0 if there are fewer than two.

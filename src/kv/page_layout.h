@@ -27,6 +27,7 @@ inline constexpr int kSketchLanes = 16;
 inline constexpr int kMaxSketchSlots = 128;
 // Pages whose summaries are merged to that of one super-page.
 inline constexpr int kSuperPagePages = 16;
+inline constexpr int kMaxSketchDim = 512;
 
 enum class Plane : uint8_t {
   kKeys2,  // sketches: a copy at that many bits, minimum and step a channel
@@ -73,8 +74,8 @@ struct PageLayout {
 
   PageLayout() = default;
   // Throws Error(kUsage) if the dtype cannot hold rows of `head_dim` values (q8_0 needs D % 32 ==
-  // 0), or a page of `slots` tokens cannot have one of `planes` (sketches need a multiple of
-  // kSketchLanes, at most kMaxSketchSlots).
+  // 0), or a page cannot have one of `planes` (sketches need a multiple of kSketchLanes tokens, at
+  // most kMaxSketchSlots, and heads of at most kMaxSketchDim).
   PageLayout(int kv_heads, int slots, int head_dim, DType dtype, PlaneSet planes = {});
 
   // Where a plane that the layout has begins, for one head, and its length; multiples of 64.

@@ -49,6 +49,7 @@ PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages)
     // Address space only, as for the pages: afterwards neither TryAllocate nor Release can throw,
     // and spans of positions stay valid.
     ref_counts_.reserve(n_pages);
+    versions_.reserve(n_pages);
     free_list_.reserve(n_pages);
     positions_.reserve(n_pages * layout.slots);
   } catch (const std::exception&) {
@@ -92,11 +93,13 @@ PageId PagePool::TryAllocate() {
   } else if (next_unused_ < capacity_pages()) {
     page = next_unused_++;
     ref_counts_.push_back(0);
+    versions_.push_back(0);
     positions_.resize(positions_.size() + layout_.slots);
   } else {
     return kNoPage;
   }
   ref_counts_[page] = 1;
+  Touch(page);
   return page;
 }
 

@@ -34,6 +34,13 @@ class PagePool {
   void Release(PageId page);
   int ref_count(PageId page) const;
 
+  // Changes whenever the page is allocated or handed out for writing, and never comes back to an
+  // earlier value: who derived something from a page knows by its number and version whether that
+  // still holds. [pages]; stays where it is.
+  const uint64_t* versions() const { return versions_.data(); }
+  // Before a page is written.
+  void Touch(PageId page) { ++versions_[page]; }
+
   // First byte of a page: `layout()` says what lies where.
   std::byte* data(PageId page) { return base_ + static_cast<size_t>(page) * layout_.page_bytes; }
   const std::byte* data(PageId page) const {
@@ -60,6 +67,7 @@ class PagePool {
   std::byte* side_base_ = nullptr;
   size_t reserved_bytes_ = 0;
   std::vector<int32_t> ref_counts_;
+  std::vector<uint64_t> versions_;
   std::vector<int32_t> positions_;  // [pages][G], grown in place as pages are first used
   std::vector<PageId> free_list_;   // LIFO, so that few distinct pages are touched
   PageId next_unused_ = 0;          // pages from here on were never allocated

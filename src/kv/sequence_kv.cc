@@ -161,7 +161,12 @@ void SequenceKv::AdoptPages(int layer, std::span<const PageId> pages) {
 
 PagedKv SequenceKv::View(int layer) const {
   const Layer& l = at(layer);
-  return {&pool_->layout(), pool_->base(), pool_->side_base(), l.pages, l.n_tokens};
+  return {.layout = &pool_->layout(),
+          .base = pool_->base(),
+          .side_base = pool_->side_base(),
+          .versions = pool_->versions(),
+          .pages = l.pages,
+          .n_tokens = l.n_tokens};
 }
 
 int32_t SequenceKv::position(int layer, int64_t token) const {
@@ -172,6 +177,7 @@ int32_t SequenceKv::position(int layer, int64_t token) const {
 std::byte* SequenceKv::WritablePage(int layer, int64_t token) {
   const PageId page = ResidentPage(at(layer), token);
   WINNOW_CHECK(pool_->ref_count(page) == 1, "page {} of layer {} is shared", page, layer);
+  pool_->Touch(page);
   return pool_->data(page);
 }
 
@@ -189,8 +195,10 @@ int64_t SequenceKv::SuperPageTokens() const {
 PagedKv SequenceKv::SuperPages(int layer) const {
   const Layer& l = at(layer);
   const PageLayout& layout = pool_->super_page_layout();
-  return {&layout, nullptr, l.super_sides.data(), l.super_pages,
-          std::ssize(l.super_pages) * layout.slots};
+  return {.layout = &layout,
+          .side_base = l.super_sides.data(),
+          .pages = l.super_pages,
+          .n_tokens = std::ssize(l.super_pages) * layout.slots};
 }
 
 std::byte* SequenceKv::AddSuperPage(int layer) {

@@ -17,6 +17,7 @@ struct PagedKv {
   const PageLayout* layout = nullptr;
   const std::byte* base = nullptr;       // PagePool::base()
   const std::byte* side_base = nullptr;  // PagePool::side_base()
+  const uint64_t* versions = nullptr;    // PagePool::versions()
   std::span<const PageId> pages;
   int64_t n_tokens = 0;
 

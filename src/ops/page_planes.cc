@@ -14,6 +14,7 @@ namespace winnow {
 namespace {
 
 constexpr float kLargestF16 = 65504;
+constexpr uint16_t kNan = 0x7e00;
 constexpr int kLaneBytes = 4;
 constexpr int kLineBytes = kSketchLanes * kLaneBytes;
 
@@ -80,7 +81,6 @@ void SketchChannel(const PageLayout& layout, const float* values, int bits, bool
     low = std::min(low, x);
     high = std::max(high, x);
   }
-  constexpr uint16_t kNan = 0x7e00;
   const uint16_t minimum = finite ? RoundF16(low, false) : kNan;
   const auto base = static_cast<double>(FromF16(minimum));
   const uint16_t step = finite ? RoundF16((high - base) / max_code, true) : kNan;
@@ -116,6 +116,13 @@ void WriteSketch(const PageLayout& layout, const float* values, int bits, bool k
   // A relative 1e-12 is far above the rounding of sums of a few hundred doubles.
   const float bound = RoundUpToFloat(std::sqrt(largest) * (1 + 1e-12));
   std::memcpy(plane + format.error_offset, &bound, sizeof(bound));
+}
+
+// Makes every score from a sketch of keys NaN, as a key that f16 cannot hold does.
+void SpoilSketch(const SketchFormat& format, std::byte* plane) {
+  const float error = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(plane, &kNan, sizeof(kNan));
+  std::memcpy(plane + format.error_offset, &error, sizeof(error));
 }
 
 // Means over the page of x and x², in double; the deviation is never of a negative variance.
@@ -158,13 +165,18 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
     return begin;
   };
   const PlaneSet& planes = layout.planes;
-  for (const int bits : {2, 4, 8}) {
-    const Plane plane = KeySketchPlane(bits);
-    if (planes.Has(plane)) WriteSketch(layout, keys, bits, true, bytes(plane));
-  }
+  bool values_fit = true;
   for (const int bits : {2, 4}) {
     const Plane plane = ValueSketchPlane(bits);
-    if (planes.Has(plane)) WriteSketch(layout, values, bits, false, bytes(plane));
+    if (!planes.Has(plane)) continue;
+    WriteSketch(layout, values, bits, false, bytes(plane));
+    values_fit = values_fit && !std::isnan(SketchError(layout, bytes(plane), bits));
+  }
+  for (const int bits : {2, 4, 8}) {
+    const Plane plane = KeySketchPlane(bits);
+    if (!planes.Has(plane)) continue;
+    WriteSketch(layout, keys, bits, true, bytes(plane));
+    if (!values_fit) SpoilSketch(SketchFormat(layout, bits), bytes(plane));
   }
   if (planes.Has(Plane::kKeyMean)) WriteMoments(layout, keys, floats(Plane::kKeyMean), nullptr);
   if (planes.Has(Plane::kKeyDeviation)) {

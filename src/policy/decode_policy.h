@@ -3,6 +3,8 @@
 
 #include <memory>
 
+#include "policy/certify/certifier.h"
+#include "policy/completion_gates.h"
 #include "policy/residual/residual.h"
 #include "policy/select/read_rule.h"
 #include "policy/select/selector.h"
@@ -14,7 +16,9 @@ struct DecodePolicy {
   ReadRule rule;
   std::unique_ptr<Selector> selector;
   std::unique_ptr<ResidualEstimator> residual;  // null: what is not read is dropped
+  CompletionGates gates;                        // where it abstains
   bool certify = true;                          // write down the unread mass
+  std::unique_ptr<Certifier> certifier;         // null: it is an estimate
   SolverOptions solver;
   bool drop_left_out = false;  // tokens of pages that are read but do not count: dropped
 
@@ -22,6 +26,7 @@ struct DecodePolicy {
   PlaneSet planes() const {
     PlaneSet planes = selector->planes();
     if (residual != nullptr) planes.Add(residual->planes());
+    if (certifier != nullptr) planes.Add(certifier->planes());
     if (selector->chooses_tokens() && !drop_left_out) planes.Add(Plane::kValueMean);
     return planes;
   }

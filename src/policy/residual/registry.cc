@@ -15,8 +15,14 @@ struct Entry {
 };
 
 const std::vector<Entry>& Registry() {
-  static const std::vector<Entry> kEntries = {
-      {"none", MakeNone}, {"centroid", MakeCentroidResidual}, {"sketch", MakeSketchResidual}};
+  static const std::vector<Entry> kEntries = {{"none", MakeNone},
+                                              {"centroid", MakeCentroidResidual},
+                                              {"cumulant", MakeCumulantResidual},
+                                              {"phi", MakePhiResidual},
+                                              {"phi_nosub", MakePhiNoSubResidual},
+                                              {"resa", MakeResaResidual},
+                                              {"sample", MakeSampleResidual},
+                                              {"sketch", MakeSketchResidual}};
   return kEntries;
 }
 

@@ -41,7 +41,7 @@ class EntroKvSelector : public ScanningSelector {
     priorities.resize(query.kv.pages.size());
     const MiddlePages& middle = head.middle;
     const int64_t n_protected = std::ssize(priorities) - (middle.end - middle.begin);
-    const int64_t quota = (rule.budget + slots - 1) / slots + (by_quota_ ? 0 : n_protected);
+    const int64_t quota = (middle.budget + slots - 1) / slots + (by_quota_ ? 0 : n_protected);
     *choice = {};
     choice->not_finite = !std::isfinite(priorities[0]);
     if (choice->not_finite) return;

@@ -31,7 +31,7 @@ class ExactSelector : public Selector {
     }
   }
 
-  void Choose(const ReadRule& rule, const ChoiceHead& head, PageChoice* choice) override {
+  void Choose(const ReadRule& /*rule*/, const ChoiceHead& head, PageChoice* choice) override {
     Query& query = queries_[head.query];
     *choice = {};
     std::vector<float> shares(head.group * query.n_tokens);
@@ -50,7 +50,7 @@ class ExactSelector : public Selector {
     const int64_t begin = head.middle.begin * slots;
     const std::span<const float> middle =
         std::span(pooled).subspan(begin, (head.middle.end - head.middle.begin) * slots);
-    const std::vector<int64_t> tokens = TopFloatIndices(middle, rule.budget);
+    const std::vector<int64_t> tokens = TopFloatIndices(middle, head.middle.budget);
     auto token = tokens.begin();
     for (int64_t page = head.middle.begin; page < head.middle.end; ++page) {
       const int64_t end = (page + 1 - head.middle.begin) * slots;

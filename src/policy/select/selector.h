@@ -17,11 +17,15 @@
 
 namespace winnow {
 
+class ResidualMemory;
+
 // One token's query heads in one layer of one sequence.
 struct LayerQuery {
   const float* q = nullptr;  // [H, D], not yet scaled
   PagedKv kv;                // all of it resident
   PagedKv super_pages;       // SequenceKv::SuperPages; may be empty
+  // What the residual estimator keeps of the sequence, if anything.
+  ResidualMemory* memory = nullptr;
 };
 
 // One layer of one step, for the sequences that share an arm.
@@ -58,6 +62,8 @@ class Selector {
   virtual bool chooses_tokens() const { return candidate_tokens() > 0; }
   // Whether Choose takes the place of ReadRule's choice.
   virtual bool chooses() const { return false; }
+  // Whether PageMasses::max are scores of keys, whose differences mean something.
+  virtual bool has_scores() const { return true; }
   // Fills step.masses. Adds the bytes read to `bytes_read`.
   virtual void Score(const LayerStep& step, int64_t* bytes_read) = 0;
   // After Score, for one KV head, from any thread: the pages of the middle to read and to leave,
