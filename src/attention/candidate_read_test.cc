@@ -276,7 +276,7 @@ TEST_F(CandidateReadTest, WhoReadsEverythingForTheGapHasNoCandidates) {
 // Whole pages are read, so that bounds of the unread mass hold.
 TEST_F(CandidateReadTest, PagesByTheirTokensMayBeCertified) {
   const auto layer = RandomLayer(kCases[0], 2);
-  const std::string arm = "select=entrokv,budget=64,tol=1e-9,certify=sketch" + kRest;
+  const std::string arm = "select=entrokv,budget=64,tol=1e-9" + kRest + ",certify=sketch";
   const Attended all = Attend(arm, *layer);
   const Attended dense = Attend(kAll, *layer);
   EXPECT_EQ(all.account.fallback_certificate, kCases[0].shape.kv_heads);
@@ -284,7 +284,7 @@ TEST_F(CandidateReadTest, PagesByTheirTokensMayBeCertified) {
   // States of three parts are merged, each rounded once in a weight of at most 1.
   for (size_t i = 0; i < all.out.size(); ++i) EXPECT_NEAR(all.out[i], dense.out[i], 1e-4);
   const StatementAccount some =
-      Attend("select=entrokv,budget=64,certify=sketch" + kRest, *layer).account.statements;
+      Attend("select=entrokv,budget=64" + kRest + ",certify=sketch", *layer).account.statements;
   EXPECT_EQ(some.intervals, layer->query_heads());
   EXPECT_GT(some.lo, 0);
   EXPECT_LT(some.width_max, 1);
