@@ -224,7 +224,7 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {"mean", "select=vashista,budget=1024,dense_layers=0"},
+    {"mean", "select=vashista,budget=1024,Kc=0,dense_layers=0"},
     {"mean and deviation", "select=meanstd,budget=1024,dense_layers=0"},
     {"cascade", "select=cascade,budget=1024,dense_layers=0"},
     {"sketch", "select=sketch,bits=4,budget=1024,dense_layers=0", true},

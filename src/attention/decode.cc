@@ -117,6 +117,7 @@ void DecodePipeline::AttendSparse(int layer, std::span<const DecodeSlot> slots, 
     pending_[b] = false;
     sparse_slots_.push_back({.query = {.q = qkv.q.row(static_cast<int64_t>(b)),
                                        .kv = slots[b].kv->View(layer),
+                                       .super_pages = slots[b].kv->SuperPages(layer),
                                        .memory = slots[b].memory},
                              .n_generated = slots[b].n_generated,
                              .out = attention_.data() + static_cast<int64_t>(b) * row_floats,

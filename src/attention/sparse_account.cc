@@ -21,20 +21,24 @@ void SparseDecode::Account(const DecodePolicy& policy, int layer,
     if (account->heads.size() < first + kv_heads) account->heads.resize(first + kv_heads);
     account->kv_heads = layout_->kv_heads;
     int64_t tokens = 0;
+    int64_t bytes = 0;
     for (size_t h = 0; h < kv_heads; ++h) {
-      tokens += heads_[i * kv_heads + h].tokens_read;
+      const CandidateOutcome& outcome = heads_[i * kv_heads + h].outcome;
+      tokens += outcome.tokens_read;
+      bytes += outcome.bytes_read;
+      account->solver += outcome.solver;
       AccountHead(policy, i * kv_heads + h, account, &account->heads[first + h]);
     }
     // What a batch scanned together is told apart by its sequences' pages.
     const double share = static_cast<double>(masses_[i].n_pages) / static_cast<double>(all_pages);
-    const auto of_slot = [share](int64_t bytes) {
-      return static_cast<int64_t>(std::llround(share * static_cast<double>(bytes)));
+    const auto of_slot = [share](int64_t of_all) {
+      return static_cast<int64_t>(std::llround(share * static_cast<double>(of_all)));
     };
     const int64_t n_tokens = slots[i].query.kv.n_tokens;
     account->tokens_read += (tokens + layout_->kv_heads / 2) / layout_->kv_heads;
     account->tokens_resident += n_tokens;
-    account->bytes_read += layout_->HeadBytes(tokens) + of_slot(bytes_.scanned) +
-                           of_slot(bytes_.certified) + of_slot(bytes_.estimated);
+    account->bytes_read +=
+        bytes + of_slot(bytes_.scanned) + of_slot(bytes_.certified) + of_slot(bytes_.estimated);
     account->bytes_dense += layout_->TokenBytes(n_tokens);
     account->bytes_scanned += of_slot(bytes_.scanned);
     account->bytes_certified += of_slot(bytes_.certified);
@@ -58,7 +62,7 @@ void SparseDecode::AccountHead(const DecodePolicy& policy, size_t head, Attentio
   account->capped_certificate += h.over_tolerance && capped ? 1 : 0;
   account->capped_gap += h.small_gap && capped ? 1 : 0;
   ++of_head->steps;
-  of_head->tokens_read += h.tokens_read;
+  of_head->tokens_read += h.outcome.tokens_read;
   of_head->widened += h.choice.widened + h.widened > 0 ? 1 : 0;
   of_head->dense += h.choice.unread.empty() ? 1 : 0;
   if (!policy.certify) return;
@@ -66,7 +70,8 @@ void SparseDecode::AccountHead(const DecodePolicy& policy, size_t head, Attentio
 }
 
 // Shares of one query head: Z_E was computed, Z_U is the selector's estimate of the unread mass,
-// and of it the residual's Ẑ was put in.
+// and of it the residual's Ẑ was put in. Tokens of pages that are read but do not count are left
+// out with a mass that is known.
 void SparseDecode::AccountMass(const DecodePolicy& policy, size_t head, int r,
                                AttentionAccount* account, HeadAccount* of_head) const {
   if (!policy.selector->estimates_mass()) {
@@ -85,17 +90,21 @@ void SparseDecode::AccountMass(const DecodePolicy& policy, size_t head, int r,
       policy.residual == nullptr
           ? 0
           : std::min(z_unread, std::exp(static_cast<double>(rest_log_mass_[row]) - log_exact));
-  const double total = 1 + z_unread;
-  AccountStatement(policy, head, r, z_unread / total, account, of_head);
+  const LeftOut left_out = h.outcome.left_out.empty() ? LeftOut{} : h.outcome.left_out[r];
+  const double total = 1 + z_unread + left_out.dropped;
+  const double not_exact = z_unread + left_out.estimated + left_out.dropped;
+  AccountStatement(policy, head, r, not_exact / total, account, of_head);
   if (!std::isfinite(total)) return;
-  const double dropped = (z_unread - z_rest) / total;
-  account->mass_exact += 1 / total;
-  account->mass_estimated += z_rest / total;
+  const double exact = (1 - left_out.estimated) / total;
+  const double estimated = (z_rest + left_out.estimated) / total;
+  const double dropped = (z_unread - z_rest + left_out.dropped) / total;
+  account->mass_exact += exact;
+  account->mass_estimated += estimated;
   account->mass_dropped += dropped;
   account->mass_dropped_max = std::max(account->mass_dropped_max, dropped);
   ++account->mass_heads;
-  of_head->mass_exact += 1 / total;
-  of_head->mass_estimated += z_rest / total;
+  of_head->mass_exact += exact;
+  of_head->mass_estimated += estimated;
   of_head->mass_dropped += dropped;
   ++of_head->mass_heads;
 }
@@ -109,7 +118,7 @@ void SparseDecode::AccountStatement(const DecodePolicy& policy, size_t head, int
   ShareInterval share{0, 0, {StatementKind::kExact}};
   if (policy.certifier) {
     share = shares_[row];
-  } else if (!heads_[head].choice.unread.empty()) {
+  } else if (!heads_[head].choice.unread.empty() || !heads_[head].outcome.left_out.empty()) {
     if (!estimate) return;
     share = {*estimate, *estimate, {StatementKind::kEstimate}};
   }

@@ -28,7 +28,7 @@ void SparseDecode::Bound(DecodePolicy& policy, const LayerStep& step) {
     read_heads_.push_back({.query = static_cast<int64_t>(h) / layout_->kv_heads,
                            .kv_head = static_cast<int>(h % layout_->kv_heads),
                            .unread = heads_[h].choice.unread,
-                           .tokens_read = heads_[h].tokens_read,
+                           .tokens_read = heads_[h].outcome.tokens_read,
                            .log_mass = log_mass_.data() + h * group_});
   }
   open_shares_.resize(open_.size() * group_);
@@ -77,7 +77,8 @@ void SparseDecode::ReadMore(const ReadRule& rule, const LayerStep& step,
       head.more_ids.push_back(kv.pages[page]);
     }
     const int64_t n_tokens = std::ssize(head.more_ids) * layout_->slots;
-    head.tokens_read += n_tokens;
+    head.outcome.tokens_read += n_tokens;
+    head.outcome.bytes_read += layout_->HeadBytes(n_tokens);
     AddQuery(slots, open_[i], head.more_ids, n_tokens, more_.data() + i * group_floats,
              more_log_mass_.data() + i * group_);
   }

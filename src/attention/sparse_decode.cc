@@ -30,7 +30,7 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
                        .masses = masses_};
   Timed(seconds->score, [&] { policy.selector->Score(step, &bytes_.scanned); });
   Timed(seconds->select, [&] { Select(policy, layer, slots); });
-  Timed(seconds->attention, [&] { Read(slots, params); });
+  Timed(seconds->attention, [&] { Read(policy, slots, params, seconds); });
   if (policy.certifier) Timed(seconds->certify, [&] { Certify(policy, step, slots); });
   if (policy.residual) Timed(seconds->estimate, [&] { Estimate(policy, step); });
   Timed(seconds->account, [&] { Account(policy, layer, slots); });
@@ -71,7 +71,7 @@ void SparseDecode::Select(DecodePolicy& policy, int layer, std::span<const Spars
   if (policy.residual) policy.residual->Begin(std::ssize(heads_));
   pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
     const int64_t slot = h / kv_heads;
-    Choose(policy, slots[slot], masses_[slot], static_cast<int>(h % kv_heads), &heads_[h]);
+    Choose(policy, slots[slot], slot, static_cast<int>(h % kv_heads), &heads_[h]);
     // A certificate may ask for more to be read before the rest is estimated.
     if (policy.residual && !policy.certifier) Plan(policy, layer, h);
   });
@@ -88,9 +88,10 @@ void SparseDecode::Plan(DecodePolicy& policy, int layer, int64_t head) {
                                .log_totals = h.log_totals.data()});
 }
 
-void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
-                          const PageMasses& masses, int kv_head, Head* head) const {
+void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot, int64_t slot_index,
+                          int kv_head, Head* head) const {
   const PagedKv& kv = slot.query.kv;
+  const PageMasses& masses = masses_[slot_index];
   const int slots = layout_->slots;
   head->middle = FindMiddle(policy.rule, kv.n_tokens, slot.n_generated, slots);
   head->shares.resize(group_ * masses.stride);
@@ -98,7 +99,13 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
   head->log_totals.resize(group_);
   const PageMasses of_head = masses.From(static_cast<int64_t>(kv_head) * group_, slots);
   PageShares(of_head, group_, head->shares.data(), head->pooled.data(), head->log_totals.data());
-  ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  if (policy.selector->chooses()) {
+    policy.selector->Choose(policy.rule,
+                            {slot_index, kv_head, group_, head->middle, head->shares.data()},
+                            &head->choice);
+  } else {
+    ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  }
   head->small_gap = policy.rule.gap > 0 && !head->choice.not_finite &&
                     ScoreGap(of_head, group_, head->middle) < policy.rule.gap;
   if (head->small_gap && policy.rule.fallback != Fallback::kCap) {
@@ -120,20 +127,45 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
     take(head->middle.end, n_pages);
   }
   // Only the last page, which is always read, may be short.
-  head->tokens_read = std::ssize(head->ids) * slots - (n_pages * slots - kv.n_tokens);
+  const int64_t n_tokens = std::ssize(head->ids) * slots - (n_pages * slots - kv.n_tokens);
+  head->outcome = {.tokens_read = n_tokens, .bytes_read = layout_->HeadBytes(n_tokens)};
 }
 
-void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params) {
+void SparseDecode::Read(const DecodePolicy& policy, std::span<const SparseSlot> slots,
+                        const DecodeAttentionParams& params, StageSeconds* seconds) {
   const int64_t group_floats = static_cast<int64_t>(group_) * layout_->head_dim;
   log_mass_.Resize(slots.size() * query_heads_);
   queries_.clear();
   for (size_t h = 0; h < heads_.size(); ++h) {
     const size_t kv_head = h % layout_->kv_heads;
-    AddQuery(slots, h, heads_[h].ids, heads_[h].tokens_read,
+    AddQuery(slots, h, heads_[h].ids, heads_[h].outcome.tokens_read,
              slots[h / layout_->kv_heads].out + kv_head * group_floats,
              log_mass_.data() + h * group_);
   }
-  DecodeAttention(*pool_, queries_, params, workspace_, nullptr);
+  if (policy.reads_candidates()) {
+    ReadCandidates(policy, params, seconds);
+  } else {
+    DecodeAttention(*pool_, queries_, params, workspace_, nullptr);
+  }
+}
+
+void SparseDecode::ReadCandidates(const DecodePolicy& policy, const DecodeAttentionParams& params,
+                                  StageSeconds* seconds) {
+  candidate_queries_.clear();
+  for (size_t h = 0; h < heads_.size(); ++h) {
+    Head& head = heads_[h];
+    CandidateQuery query{.read = queries_[h], .outcome = &head.outcome};
+    // Who falls back to everything has no routed pages whose tokens might not count.
+    const bool fell_back = head.choice.not_finite || head.choice.all_for_tolerance ||
+                           (head.small_gap && policy.rule.fallback != Fallback::kCap);
+    if (!fell_back) {
+      query.routed_begin = head.middle.begin;
+      query.routed_end = head.middle.begin + std::ssize(head.choice.read);
+      query.tokens = head.choice.tokens;
+    }
+    candidate_queries_.push_back(query);
+  }
+  candidate_read_.Read(policy, candidate_queries_, params, seconds);
 }
 
 // KV head `head` of all slots over pages `ids`.

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/candidate_read.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -27,7 +28,7 @@ struct SparseSlot {
 
 class SparseDecode {
  public:
-  explicit SparseDecode(ThreadPool* pool) : pool_(pool) {}
+  explicit SparseDecode(ThreadPool* pool) : pool_(pool), candidate_read_(pool) {}
 
   // Whether a policy leaves anything unread of a layer with so many tokens.
   static bool Applies(const DecodePolicy& policy, int layer, int64_t n_tokens, int64_t n_generated,
@@ -46,8 +47,8 @@ class SparseDecode {
     std::vector<float> shares;      // [R, n_pages]
     std::vector<float> pooled;      // [n_pages]
     std::vector<float> log_totals;  // [R]
-    int64_t tokens_read = 0;
-    bool small_gap = false;  // the best scores lie closer than the rule's gap
+    CandidateOutcome outcome;       // of what is read
+    bool small_gap = false;         // the best scores lie closer than the rule's gap
 
     // Of certification: reading more is a loop over the heads that are not done.
     bool over_tolerance = false;  // the certificate's upper end is
@@ -64,9 +65,12 @@ class SparseDecode {
 
   void Prepare(const DecodePolicy& policy, std::span<const SparseSlot> slots);
   void Select(DecodePolicy& policy, int layer, std::span<const SparseSlot> slots);
-  void Choose(const DecodePolicy& policy, const SparseSlot& slot, const PageMasses& masses,
-              int kv_head, Head* head) const;
-  void Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params);
+  void Choose(const DecodePolicy& policy, const SparseSlot& slot, int64_t slot_index, int kv_head,
+              Head* head) const;
+  void Read(const DecodePolicy& policy, std::span<const SparseSlot> slots,
+            const DecodeAttentionParams& params, StageSeconds* seconds);
+  void ReadCandidates(const DecodePolicy& policy, const DecodeAttentionParams& params,
+                      StageSeconds* seconds);
   void AddQuery(std::span<const SparseSlot> slots, size_t head, std::span<const PageId> ids,
                 int64_t n_tokens, float* out, float* log_mass);
   void Plan(DecodePolicy& policy, int layer, int64_t head);
@@ -111,6 +115,8 @@ class SparseDecode {
   AlignedBuffer<float> more_log_mass_;  // [open, R]
   std::vector<DecodeQuery> queries_;
   DecodeWorkspace workspace_;
+  std::vector<CandidateQuery> candidate_queries_;
+  CandidateRead candidate_read_;
 };
 
 }  // namespace winnow

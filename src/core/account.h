@@ -11,6 +11,39 @@
 
 namespace winnow {
 
+// What solvers other than softmax did, by query head of layer-steps. The largest certificates say
+// how far from its optimum a head's readout Σ α_j u_j of keys, or of values, may be.
+struct SolverAccount {
+  int64_t problems = 0;
+  int64_t candidates = 0;  // summed, as iterations are
+  int64_t iterations = 0;
+  int64_t iterations_max = 0;
+  int64_t converged = 0;
+  int64_t not_finite = 0;         // of which what follows says nothing
+  double gap_max = 0;             // duality gap
+  double distance_max = 0;        // √g, or √(2G) of the entropic projection
+  double value_distance_max = 0;  // of the entropic one: rad(V)·√(2G/ε)
+  double eps_min = 0;             // ε that was solved for; 0: the plain projection
+  double eps_max = 0;
+
+  SolverAccount& operator+=(const SolverAccount& other) {
+    const bool had_eps = problems > not_finite;
+    const bool has_eps = other.problems > other.not_finite;
+    if (has_eps) eps_min = had_eps ? std::min(eps_min, other.eps_min) : other.eps_min;
+    eps_max = std::max(eps_max, other.eps_max);
+    problems += other.problems;
+    candidates += other.candidates;
+    iterations += other.iterations;
+    iterations_max = std::max(iterations_max, other.iterations_max);
+    converged += other.converged;
+    not_finite += other.not_finite;
+    gap_max = std::max(gap_max, other.gap_max);
+    distance_max = std::max(distance_max, other.distance_max);
+    value_distance_max = std::max(value_distance_max, other.value_distance_max);
+    return *this;
+  }
+};
+
 // What was stated of the unread shares of query heads of sparse layer-steps.
 struct StatementAccount {
   static constexpr int kKinds = 5;  // policy/certify/statement.h: exact to estimate
@@ -166,6 +199,8 @@ struct AttentionAccount {
     kv_heads = std::max(kv_heads, other.kv_heads);
   }
 
+  SolverAccount solver;  // no mass is accounted for where it solved anything
+
   AttentionAccount& operator+=(const AttentionAccount& other) {
     tokens_read += other.tokens_read;
     tokens_resident += other.tokens_resident;
@@ -183,6 +218,7 @@ struct AttentionAccount {
     mass_heads += other.mass_heads;
     statements += other.statements;
     residual_dropped += other.residual_dropped;
+    solver += other.solver;
     for (const Fallback& fallback : Fallbacks()) this->*fallback.count += other.*fallback.count;
     MakeRoomFor(other);
     for (size_t i = 0; i < other.heads.size(); ++i) heads[i] += other.heads[i];
@@ -198,6 +234,7 @@ struct StageSeconds {
   double score = 0;             // sparse decode: masses of pages
   double select = 0;            // which of them are read
   double attention = 0;         // reading them, or everything
+  double solve = 0;             // weights by another solver than softmax
   double certify = 0;           // bounding the unread mass, and reading more where that asks for it
   double estimate = 0;          // standing for the rest
   double account = 0;           // writing down how much mass went where
@@ -215,6 +252,7 @@ struct StageSeconds {
                                       {"score", &StageSeconds::score},
                                       {"select", &StageSeconds::select},
                                       {"attention", &StageSeconds::attention},
+                                      {"solve", &StageSeconds::solve},
                                       {"certify", &StageSeconds::certify},
                                       {"estimate", &StageSeconds::estimate},
                                       {"account", &StageSeconds::account},

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "engine/engine.h"
+#include "ledger/ledger.h"
 #include "model/backbone.h"
 #include "policy/arm.h"
 #include "testing/fake_backbone.h"
@@ -117,6 +118,41 @@ TEST_F(SparseEngine, TheLedgerShowsWhatWasNotRead) {
   EXPECT_EQ(dense.layers_sparse, 0);
   EXPECT_EQ(dense.tokens_read, dense.tokens_resident);
   EXPECT_EQ(dense.mass_heads, 0);
+}
+
+TEST_F(SparseEngine, EverySelectorAndSolverShowsWhatItDidNotRead) {
+  const std::vector<std::string> arms = {"select=vashista,P=2,Kc=20",
+                                         "select=vashista,P=2,Kc=20,residual=centroid",
+                                         "select=exact,budget=20",
+                                         "select=exact,budget=20,residual=centroid",
+                                         "select=entrokv,quota=6",
+                                         "select=cascade,P=4,super=1,budget=64",
+                                         "select=vashista,P=2,Kc=20,solver=fw",
+                                         "select=sketch,budget=64,solver=eg,eps=0.5"};
+  const auto engine = NewEngine(arms, DType::kF16);
+  // More than two super-pages.
+  const std::vector<TokenId> tokens = RandomTokens(970, 8);
+  for (const std::string& arm : arms) {
+    const Answer answer = Generate(engine.get(), tokens, arm, 12);
+    const AttentionAccount& account = answer.result.ledger.decode.attention;
+    EXPECT_LT(account.tokens_read, account.tokens_resident) << arm;
+    EXPECT_GT(account.tokens_read, 0) << arm;
+    EXPECT_LT(account.bytes_read, account.bytes_dense) << arm;
+    for (const auto& row : answer.logits) EXPECT_TRUE(std::isfinite(row[0])) << arm;
+    const bool solves = arm.find("solver") != std::string::npos;
+    EXPECT_EQ(account.solver.problems, solves ? 4 * account.layers_sparse : 0) << arm;
+    const nlohmann::ordered_json sparse = ToJson(answer.result.ledger.decode)["sparse"];
+    EXPECT_EQ(sparse.contains("solver"), solves) << arm;
+    if (solves) {
+      EXPECT_EQ(sparse["mass_kind"], "not_applicable") << arm;
+      EXPECT_GT(sparse["solver"]["iterations"], 0) << arm;
+      EXPECT_EQ(account.mass_heads, 0) << arm;
+    } else if (arm.find("cascade") == std::string::npos) {
+      const double sum = account.mass_exact + account.mass_estimated + account.mass_dropped;
+      EXPECT_EQ(account.mass_heads, 4 * account.layers_sparse) << arm;
+      EXPECT_NEAR(sum, static_cast<double>(account.mass_heads), 1e-5 * sum) << arm;
+    }
+  }
 }
 
 TEST_F(SparseEngine, EstimatingTheRestComesCloserToDenseThanDroppingIt) {

@@ -81,4 +81,14 @@ PageLayout::PageLayout(int kv_heads_in, int slots_in, int head_dim_in, DType dty
   }
 }
 
+PageLayout PageLayout::SuperPageLayout() const {
+  PlaneSet summaries;
+  for (const Plane plane : {Plane::kKeyMean, Plane::kKeyDeviation, Plane::kKeyBox}) {
+    // A deviation without its mean says nothing of several pages.
+    if (plane == Plane::kKeyDeviation && !planes.Has(Plane::kKeyMean)) continue;
+    if (planes.Has(plane)) summaries.Add(plane);
+  }
+  return {kv_heads, slots, head_dim, dtype, summaries};
+}
+
 }  // namespace winnow

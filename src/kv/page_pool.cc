@@ -36,7 +36,8 @@ std::byte* Reserve(size_t bytes, int64_t n_pages) {
 
 }  // namespace
 
-PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages) : layout_(layout) {
+PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages)
+    : layout_(layout), super_page_layout_(layout.SuperPageLayout()) {
   WINNOW_CHECK(layout.page_bytes > 0 && capacity_pages >= 0, "{} pages of {} bytes", capacity_pages,
                layout.page_bytes);
   const auto n_pages = static_cast<size_t>(capacity_pages);

@@ -22,6 +22,7 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
 
   const PageLayout& layout() const { return layout_; }
+  const PageLayout& super_page_layout() const { return super_page_layout_; }
   int64_t capacity_pages() const;
   int64_t free_pages() const;
   int64_t used_pages() const { return capacity_pages() - free_pages(); }
@@ -61,6 +62,7 @@ class PagePool {
 
  private:
   PageLayout layout_;
+  PageLayout super_page_layout_;
   std::byte* base_ = nullptr;
   std::byte* side_base_ = nullptr;
   size_t reserved_bytes_ = 0;

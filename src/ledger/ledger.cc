@@ -11,6 +11,20 @@ namespace {
 
 using nlohmann::ordered_json;
 
+ordered_json SolverJson(const SolverAccount& s) {
+  return {{"problems", s.problems},
+          {"candidates", s.candidates},
+          {"iterations", s.iterations},
+          {"iterations_max", s.iterations_max},
+          {"converged", s.converged},
+          {"not_finite", s.not_finite},
+          {"gap_max", s.gap_max},
+          {"distance_max", s.distance_max},
+          {"value_distance_max", s.value_distance_max},
+          {"eps_min", s.eps_min},
+          {"eps_max", s.eps_max}};
+}
+
 ordered_json StatementsJson(const StatementAccount& statements) {
   ordered_json json;
   for (int kind = 0; kind < StatementAccount::kKinds; ++kind) {
@@ -42,7 +56,9 @@ ordered_json SparseJson(const AttentionAccount& a) {
                        {"bytes_scanned", a.bytes_scanned},
                        {"bytes_certified", a.bytes_certified},
                        {"bytes_estimated", a.bytes_estimated},
-                       {"mass_kind", a.mass_heads > 0 ? "estimate" : "unknown"},
+                       {"mass_kind", a.solver.problems > 0 ? "not_applicable"
+                                     : a.mass_heads > 0    ? "estimate"
+                                                           : "unknown"},
                        {"mass_heads", a.mass_heads},
                        {"mass_exact", a.mass_exact},
                        {"mass_estimated", a.mass_estimated},
@@ -54,6 +70,7 @@ ordered_json SparseJson(const AttentionAccount& a) {
     json[fallback.name] = a.*fallback.count;
   }
   json["residual_dropped"] = a.residual_dropped;
+  if (a.solver.problems > 0) json["solver"] = SolverJson(a.solver);
   return json;
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "ops/kv_store_cpu.h"
+#include "ops/super_pages.h"
 
 namespace winnow {
 namespace {
@@ -187,24 +188,12 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
   }
 }
 
-}  // namespace
-
-Plane KeySketchPlane(int bits) {
-  WINNOW_CHECK(bits == 2 || bits == 4 || bits == 8, "a key sketch of {} bits", bits);
-  return bits == 2 ? Plane::kKeys2 : bits == 4 ? Plane::kKeys4 : Plane::kKeys8;
-}
-
-Plane ValueSketchPlane(int bits) {
-  WINNOW_CHECK(bits == 2 || bits == 4, "a value sketch of {} bits", bits);
-  return bits == 2 ? Plane::kValues2 : Plane::kValues4;
-}
-
-void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
+// The planes of the full pages of `layer` that hold a token of [first, end).
+void WritePagePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
   const PagedKv view = kv->View(layer);
   const PageLayout& layout = *view.layout;
-  if (layout.planes.empty() || first >= end) return;
   const int64_t first_page = first / layout.slots;
-  const int64_t n_pages = end / layout.slots - first_page;  // full ones
+  const int64_t n_pages = end / layout.slots - first_page;
   if (n_pages <= 0) return;
   std::vector<std::byte*> sides;
   for (int64_t page = 0; page < n_pages; ++page) {
@@ -226,6 +215,24 @@ void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, in
     }
     WritePlanes(layout, head, keys, values, sides[page]);
   });
+}
+
+}  // namespace
+
+Plane KeySketchPlane(int bits) {
+  WINNOW_CHECK(bits == 2 || bits == 4 || bits == 8, "a key sketch of {} bits", bits);
+  return bits == 2 ? Plane::kKeys2 : bits == 4 ? Plane::kKeys4 : Plane::kKeys8;
+}
+
+Plane ValueSketchPlane(int bits) {
+  WINNOW_CHECK(bits == 2 || bits == 4, "a value sketch of {} bits", bits);
+  return bits == 2 ? Plane::kValues2 : Plane::kValues4;
+}
+
+void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
+  if (kv->pool().layout().planes.empty() || first >= end) return;
+  WritePagePlanes(pool, kv, layer, first, end);
+  UpdateSuperPages(kv, layer);
 }
 
 void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, bool keys, int slot,

@@ -93,20 +93,20 @@ void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& f
   const bool in_bytes = format.bits == 2   ? kHasByteProducts<2>
                         : format.bits == 4 ? kHasByteProducts<4>
                                            : kHasByteProducts<8>;
+  const auto stride = static_cast<size_t>(task.masses.stride);
   PageRows rows;
   for (int64_t i = 0; i < task.size(); ++i) {
     const PageScanItem item(task, i);
     const std::byte* plane = item.PlaneOf(task, plane_kind);
     LoadPage(plane, format, rows);
     const float sketch_error = SketchError(*task.kv->layout, plane, format.bits);
-    for (int r = 0; r < task.group_heads; ++r) {
-      const int query_head = item.head * task.group_heads + r;
-      const int64_t at = item.MassIndex(task) + r * task.masses.stride;
-      const float* q = task.q + static_cast<size_t>(query_head) * format.dim;
+    const auto at = static_cast<size_t>(item.MassIndex(task));
+    const float* q = task.q + static_cast<size_t>(item.head) * task.group_heads * format.dim;
+    for (int r = 0; r < task.group_heads; ++r, q += format.dim) {
       const PageErrors errors =
           ErrorsOfHead(rows, q, format, Norm(q, format.dim) * sketch_error, in_bytes);
-      task.masses.max[at] = errors.log_mass;
-      task.masses.sum[at] = errors.magnitude;
+      task.masses.max[at + r * stride] = errors.log_mass;
+      task.masses.sum[at + r * stride] = errors.magnitude;
     }
   }
 }

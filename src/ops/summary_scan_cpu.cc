@@ -57,23 +57,50 @@ HWY_INLINE void ScorePage(const float* q, const float* a, const float* b, size_t
   StoreSums4(f32, sum[0], sum[1], sum[2], sum[3], scores);
 }
 
+// The two statistics of a page, or the mean twice.
+struct Statistics {
+  const float* a;
+  const float* b;
+};
+
+template <SummaryScore kScore>
+HWY_INLINE Statistics StatisticsOf(const PageScanTask& task, const PageScanItem& item) {
+  const auto floats = [&](Plane plane) {
+    return reinterpret_cast<const float*>(item.PlaneOf(task, plane));
+  };
+  const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
+  if constexpr (kScore == SummaryScore::kMean) return {a, a};
+  if constexpr (kScore == SummaryScore::kBox) return {a, a + task.kv->layout->padded_dim};
+  return {a, floats(Plane::kKeyDeviation)};
+}
+
+template <SummaryScore kScore>
+HWY_INLINE void Prefetch(const Statistics& statistics, size_t dim) {
+  for (size_t i = 0; i < dim; i += 64 / sizeof(float)) {
+    __builtin_prefetch(statistics.a + i);
+    if (kScore != SummaryScore::kMean) __builtin_prefetch(statistics.b + i);
+  }
+}
+
+// Items between the one that is scored and the one that is fetched. The statistics of one KV head
+// are a few lines a page, which no hardware prefetcher follows from one page to the next.
+constexpr int64_t kItemsAhead = 2;
+
 template <SummaryScore kScore>
 void ScanRun(const PageScanTask& task) {
   const auto dim = static_cast<size_t>(task.kv->layout->padded_dim);
   const auto stride = static_cast<size_t>(task.masses.stride);
   const auto slots = static_cast<float>(task.kv->layout->slots);
   for (int64_t i = 0; i < task.size(); ++i) {
+    if (i + kItemsAhead < task.size()) {
+      const PageScanItem ahead(task, i + kItemsAhead);
+      Prefetch<kScore>(StatisticsOf<kScore>(task, ahead), dim);
+    }
     const PageScanItem item(task, i);
-    const auto floats = [&](Plane plane) {
-      return reinterpret_cast<const float*>(item.PlaneOf(task, plane));
-    };
-    const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
-    const float* b = kScore == SummaryScore::kMean  ? a
-                     : kScore == SummaryScore::kBox ? a + dim
-                                                    : floats(Plane::kKeyDeviation);
+    const auto [a, b] = StatisticsOf<kScore>(task, item);
     const auto at = static_cast<size_t>(item.MassIndex(task));
     const float* q = task.q + static_cast<size_t>(item.head) * task.group_heads * dim;
-    ForEachHeadBlock(task.group_heads, [&](auto n_heads, size_t first) HWY_ATTR {
+    ForEachHeadBlock(task.group_heads, [&, a = a, b = b](auto n_heads, size_t first) HWY_ATTR {
       float scores[kMaxHeadBlock];
       ScorePage<kScore, n_heads()>(q + first * dim, a, b, dim, scores);
       for (size_t r = 0; r < n_heads(); ++r) {

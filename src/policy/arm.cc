@@ -13,7 +13,7 @@ namespace winnow {
 namespace {
 
 const std::vector<std::string>& Kinds() {
-  static const std::vector<std::string> kKinds = {"select", "residual", "certify"};
+  static const std::vector<std::string> kKinds = {"select", "solver", "residual", "certify"};
   return kKinds;
 }
 
@@ -79,15 +79,59 @@ CompletionGates GatesOf(Params& params) {
   return CompletionGates(gates);
 }
 
+void RefuseContradictions(const DecodePolicy& policy, const Clause& select, const Clause& solver,
+                          const Clause& certify) {
+  const ReadRule& rule = policy.rule;
+  const Selector& selector = *policy.selector;
+  const bool widens = rule.tolerance < 1;
+  const bool by_estimate = (widens && !rule.certified) || rule.mass > 0;
+  if (widens && !rule.certified && !selector.estimates_mass()) {
+    Throw(ErrorKind::kUsage,
+          "select={} does not estimate the unread mass: it takes a tol only with a certificate "
+          "(certify=sketch)",
+          select.name);
+  }
+  if (rule.gap > 0 && !selector.has_scores()) {
+    Throw(ErrorKind::kUsage, "select={} scores no keys: it takes no gap", select.name);
+  }
+  if (rule.mass > 0 && !selector.estimates_mass()) {
+    Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
+          select.name);
+  }
+  if (selector.chooses() && (by_estimate || rule.gap > 0)) {
+    Throw(ErrorKind::kUsage,
+          "select={} chooses by a number of its own: it takes no mass, no gap, and no tol for its "
+          "estimate",
+          select.name);
+  }
+  if (policy.solver.projects() &&
+      (widens || rule.gap > 0 || policy.residual != nullptr || policy.certify)) {
+    Throw(ErrorKind::kUsage,
+          "the weights of solver={} are no attention weights, so no mass is unread: it takes no "
+          "residual, no tol, no gap and no certificate of mass",
+          solver.name);
+  }
+  // Its bound of rounding is that of attention over whole pages, and what is left out of them is
+  // not in the mass that was read.
+  if (policy.certifier != nullptr && selector.chooses_tokens()) {
+    Throw(ErrorKind::kUsage,
+          "certify={} bounds what pages that are not read have of the mass, and select={} leaves "
+          "tokens out of those that it reads{}",
+          certify.name, select.name, selector.chooses() ? "" : ": give it Kc=0");
+  }
+}
+
 ParsedArm Parse(std::string_view text) {
   // No profile is built in yet that says where sparse reading pays.
   if (text == "dense" || text == "auto") return {nullptr, "dense"};
   std::vector<Clause> clauses = ParseClauses(text);
   Clause select{"select", "sketch", Params("select=sketch")};
+  Clause solver{"solver", "softmax", Params("solver=softmax")};
   Clause residual{"residual", "none", Params("residual=none")};
-  Clause certify{"certify", "estimate", Params("certify=estimate")};
+  Clause certify{"certify", "", Params("certify")};
   for (Clause& clause : clauses) {
     (clause.kind == "select"     ? select
+     : clause.kind == "solver"   ? solver
      : clause.kind == "residual" ? residual
                                  : certify) = std::move(clause);
   }
@@ -100,28 +144,18 @@ ParsedArm Parse(std::string_view text) {
   policy->rule = select.name == "all"
                      ? ReadRule::OfEverything(select.params)
                      : ReadRule::FromParams(select.params, policy->wants_weights());
+  policy->solver = ParseSolver(solver.name, solver.params);
+  policy->drop_left_out = select.name == "exact" && policy->residual == nullptr;
+  if (certify.name.empty()) certify.name = policy->solver.projects() ? "none" : "estimate";
   policy->certifier = MakeCertifier(certify.name, policy->selector->weight_bits(), certify.params);
   policy->certify = certify.name != "none";
   policy->rule.certified = policy->certifier != nullptr;
+  RefuseContradictions(*policy, select, solver, certify);
   std::string resolved;
-  for (const Clause* clause : {&select, &residual, &certify}) {
+  for (const Clause* clause : {&select, &solver, &residual, &certify}) {
     clause->params.Finish();
     resolved += fmt::format("{}{}={}{}", resolved.empty() ? "" : ",", clause->kind, clause->name,
                             clause->params.Canonical());
-  }
-  if (policy->rule.tolerance < 1 && !policy->selector->estimates_mass() &&
-      !policy->rule.certified) {
-    Throw(ErrorKind::kUsage,
-          "select={} does not estimate the unread mass: it takes a tol only with a certificate "
-          "(certify=sketch)",
-          select.name);
-  }
-  if (policy->rule.gap > 0 && !policy->selector->has_scores()) {
-    Throw(ErrorKind::kUsage, "select={} scores no keys: it takes no gap", select.name);
-  }
-  if (policy->rule.mass > 0 && !policy->selector->estimates_mass()) {
-    Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
-          select.name);
   }
   return {std::move(policy), std::move(resolved)};
 }

@@ -50,13 +50,31 @@ std::string UsageError(const std::string& arm) {
 }
 
 TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
-  for (const std::string arm :
-       {"select=sketch", "select=sketch,bits=2,budget=64,residual=sketch,bits=2,tail=0",
-        "residual=sketch", "select=cascade,P=8,summary=mean", "select=vashista,mass=0.5,cap=512",
-        "select=quest,residual=centroid,certify=none",
-        "select=recent,tol=0.1,fallback=cap,certify=sketch", "certify=deterministic",
-        "select=sketch,gap=0.5,certify=sample,n=9,delta=0.01,seed=4", "select=random,seed=7",
-        "select=all"}) {
+  for (const std::string arm : {"select=sketch",
+                                "select=sketch,bits=2,budget=64,residual=sketch,bits=2,tail=0",
+                                "residual=sketch",
+                                "select=cascade,P=8,summary=mean",
+                                "select=vashista,mass=0.5,cap=512",
+                                "select=quest,residual=centroid,certify=none",
+                                "select=recent,tol=0.1,fallback=cap,certify=sketch",
+                                "certify=deterministic",
+                                "select=sketch,gap=0.5,certify=sample,n=9,delta=0.01,seed=4",
+                                "select=random,seed=7",
+                                "select=all",
+                                "select=vashista,P=8,Kc=64",
+                                "select=vashista,Kc=0,super=0",
+                                "select=vashista,Kc=0,certify=sketch",
+                                "select=vashista,gap=0.1",
+                                "select=exact,budget=12",
+                                "select=exact,residual=centroid",
+                                "select=exact,fraction=0.01",
+                                "select=entrokv,bits=2,quota=20,tau=0.5",
+                                "select=entrokv,residual=sketch",
+                                "select=entrokv,tol=0.1,certify=sketch",
+                                "select=cascade,super=3",
+                                "solver=fw",
+                                "select=vashista,solver=eg,eps=0.5,iters=3",
+                                "solver=eg,leakage=0.05"}) {
     const std::string resolved = ParseArm(arm).resolved;
     EXPECT_EQ(ParseArm(resolved).resolved, resolved) << arm;
     EXPECT_NE(ParseArm(arm).fingerprint, 0u);
@@ -65,6 +83,8 @@ TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
               testing::HasSubstr("select=sketch,bits=4,budget=128"));
   EXPECT_NE(ParseArm("select=sketch").fingerprint,
             ParseArm("select=sketch,budget=128").fingerprint);
+  EXPECT_EQ(ParseArm("select=vashista,P=8").fingerprint,
+            ParseArm("select=vashista,budget=256").fingerprint);
   EXPECT_EQ(ParseArm("select=sketch,budget=256").fingerprint,
             ParseArm("select=sketch,bits=4").fingerprint);
 }
@@ -87,7 +107,7 @@ TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
 
 TEST(Arm, WhatReadsEverythingTakesNoLimit) {
   EXPECT_EQ(ParseArm("select=all").resolved,
-            "select=all,dense_layers=2,residual=none,certify=estimate");
+            "select=all,dense_layers=2,solver=softmax,residual=none,certify=estimate");
   for (const std::string parameter : {"budget=64", "mass=0.9", "cap=5", "recent=1", "tol=0.1"}) {
     EXPECT_THAT(UsageError("select=all," + parameter), testing::HasSubstr("has no parameter"));
   }
@@ -114,6 +134,38 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "select=recent,mass=0.9",
                                 "select=random,tol=0.1",
                                 "select=quest,mass=0.9",
+                                "select=vashista,P=0",
+                                "select=vashista,P=8,budget=256",
+                                "select=vashista,P=8,mass=0.9",
+                                "select=vashista,Kc=-1",
+                                "select=meanstd,Kc=5",
+                                "select=exact,mass=0.9",
+                                "select=exact,tol=0.1",
+                                "select=exact,residual=sketch",
+                                "select=entrokv,mass=0.9",
+                                "select=entrokv,quota=0",
+                                "select=entrokv,quota=8,budget=9",
+                                "solver=newton",
+                                "solver=softmax,eps=1",
+                                "solver=fw,eps=1",
+                                "solver=eg,eps=1,leakage=0.1",
+                                "solver=fw,residual=centroid",
+                                "residual=sketch,solver=eg",
+                                "select=sketch,tol=0.1,solver=fw",
+                                "solver=fw,certify=estimate",
+                                "solver=fw,certify=sketch",
+                                "solver=fw,residual=cumulant",
+                                "select=sketch,gap=0.5,solver=fw",
+                                "select=sketch,tol=0.1,solver=eg,certify=sketch",
+                                "select=vashista,certify=sketch",
+                                "select=vashista,Kc=9,certify=deterministic",
+                                "select=exact,certify=sample",
+                                "select=exact,gap=0.5",
+                                "select=exact,budget=9,fraction=0.1",
+                                "select=vashista,P=8,fraction=0.1",
+                                "select=entrokv,tol=0.1",
+                                "select=entrokv,gap=0.5",
+                                "select=entrokv,quota=8,fraction=0.1",
                                 "select=random,gap=1",
                                 "select=sketch,gap=-1",
                                 "select=recent,tol=0.1,certify=estimate",
@@ -136,6 +188,20 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "dense,budget=3"}) {
     EXPECT_FALSE(UsageError(arm).empty()) << arm;
   }
+}
+
+TEST(Arm, CandidatesThatAreLeftOutNeedMeanValues) {
+  EXPECT_TRUE(ArmPlanes({"select=vashista"}).Contains({Plane::kKeyMean, Plane::kValueMean}));
+  EXPECT_TRUE(ArmPlanes({"select=vashista,Kc=0"}) == PlaneSet({Plane::kKeyMean}));
+  EXPECT_TRUE(ArmPlanes({"select=exact"}).empty());
+  EXPECT_TRUE(ArmPlanes({"select=exact,residual=centroid"}).Has(Plane::kValueMean));
+}
+
+TEST(Arm, ASolverOfItsOwnWritesDownNoMass) {
+  EXPECT_TRUE(MakeDecodePolicy("select=sketch")->certify);
+  EXPECT_FALSE(MakeDecodePolicy("select=sketch,solver=fw")->certify);
+  EXPECT_THAT(ParseArm("solver=eg").resolved,
+              testing::HasSubstr("solver=eg,iters=12,eps=1,residual=none,certify=none"));
 }
 
 TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "ops/page_planes.h"
 #include "ops/sketch_scan.h"
 #include "ops/summary_scan.h"
 #include "policy/select/routing.h"
 #include "policy/select/selectors.h"
+#include "policy/select/summary_router.h"
 
 namespace winnow {
 namespace {
@@ -16,10 +18,10 @@ constexpr float kNoMass = -std::numeric_limits<float>::infinity();
 // out has no mass.
 class CascadeSelector : public ScanningSelector {
  public:
-  CascadeSelector(SummaryScore summary, int64_t n_pages, int bits)
-      : summary_(summary), n_pages_(n_pages), bits_(bits) {}
+  CascadeSelector(SummaryRouter router, int64_t n_pages, int bits)
+      : router_(std::move(router)), n_pages_(n_pages), bits_(bits) {}
   PlaneSet planes() const override {
-    PlaneSet planes = SummaryPlanes(summary_);
+    PlaneSet planes = SummaryPlanes(router_.score());
     planes.Add(KeySketchPlane(bits_));
     return planes;
   }
@@ -28,7 +30,7 @@ class CascadeSelector : public ScanningSelector {
 
  protected:
   void Scan(const LayerStep& step, int64_t* bytes_read) override {
-    SummaryScan(*step.pool, queries_, step.params, summary_, workspace_, bytes_read);
+    router_.Scan(step, bytes_read);
     const int kv_heads = step.queries[0].kv.layout->kv_heads;
     heads_.resize(step.queries.size() * kv_heads);
     step.pool->ForEach(std::ssize(step.queries) * kv_heads, [&](int64_t h, int /*thread*/) {
@@ -105,7 +107,7 @@ class CascadeSelector : public ScanningSelector {
     }
   }
 
-  SummaryScore summary_;
+  SummaryRouter router_;
   int64_t n_pages_;
   int bits_;
   std::vector<Head> heads_;  // [queries · K]
@@ -117,7 +119,10 @@ std::unique_ptr<Selector> MakeCascadeSelector(Params& params) {
   const SummaryScore summary = ParseSummary(params, "meanstd");
   const int64_t n_pages = params.Int("P", 64, 1, int64_t{1} << 30);
   const int bits = std::stoi(params.Choice("bits", "4", {"2", "4", "8"}));
-  return std::make_unique<CascadeSelector>(summary, n_pages, bits);
+  // At least twice the pages that the sketch shall have to choose from.
+  int64_t n_super = ParseSuperPages(params);
+  if (n_super > 0) n_super = std::max(n_super, 2 * n_pages / kSuperPagePages);
+  return std::make_unique<CascadeSelector>(SummaryRouter(summary, n_super), n_pages, bits);
 }
 
 }  // namespace winnow

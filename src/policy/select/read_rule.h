@@ -53,8 +53,10 @@ struct MiddlePages {
 MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generated, int slots);
 
 struct PageChoice {
-  std::vector<int32_t> read;       // of the middle, ascending
-  std::vector<int32_t> unread;     // the others of the middle, ascending
+  std::vector<int32_t> read;    // of the middle, ascending
+  std::vector<int32_t> unread;  // the others of the middle, ascending
+  // Tokens that count, counted through the pages of `read` in order, ascending; none: all.
+  std::vector<int32_t> tokens;
   int widened = 0;                 // times that the set was doubled
   bool all_for_tolerance = false;  // widening did not do: everything is read
   bool over_tolerance = false;     // and stays so: Fallback::kCap

@@ -17,7 +17,8 @@ const std::vector<Entry>& Registry() {
   static const std::vector<Entry> kEntries = {
       {"sketch", MakeSketchSelector}, {"cascade", MakeCascadeSelector},
       {"vashista", MakeVashista},     {"meanstd", MakeMeanStdSelector},
-      {"quest", MakeQuestSelector},   {"oracle", MakeOracleSelector},
+      {"quest", MakeQuestSelector},   {"entrokv", MakeEntroKvSelector},
+      {"exact", MakeExactSelector},   {"oracle", MakeOracleSelector},
       {"recent", MakeRecentSelector}, {"random", MakeRandomSelector},
       {"all", MakeAllSelector},
   };
