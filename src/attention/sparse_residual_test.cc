@@ -1,5 +1,6 @@
 // Residual estimators as a stage of a sparse layer: merged with what is read under one normaliser,
 // where they apply, and what is counted.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -130,7 +131,7 @@ TEST_F(SparseResidual, GatesSwitchItOffByLayerAndKvHead) {
   const std::string select = "select=meanstd,budget=64";
   const std::vector<float> dropped = Attend(select).out;
   for (const std::string& residual : Residuals()) {
-    const std::string arm = select + ",residual=" + residual;
+    const std::string arm = fmt::format("{},residual={}", select, residual);
     const std::vector<float> completed = Attend(arm).out;
     EXPECT_EQ(Attend(arm + ",from_layer=6").out, completed) << residual;
     EXPECT_EQ(Attend(arm + ",off=5+7.1").out, completed) << residual;

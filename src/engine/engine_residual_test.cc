@@ -20,7 +20,6 @@ namespace winnow {
 namespace {
 
 using testing::FakeBackbone;
-using testing::FakeShape;
 using testing::MappedModel;
 using testing::NewMappedModel;
 

@@ -1,5 +1,6 @@
 // Requests that read few tokens: the same bits as dense where everything is read, an account of
 // what was not, and prefixes that never mix.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -193,11 +194,9 @@ TEST_F(SparseEngine, CertificatesAndWhatTheyReadAreTheSameEveryTime) {
   for (const std::string certify :
        {"sketch", "sketch,bits=4", "deterministic", "sample,n=50,seed=3"}) {
     for (const std::string tol : {"", ",tol=0.02"}) {
-      const std::string arm = kFast + tol + ",certify=" + certify;
-      std::vector<Answer> answers;
-      for (int i = 0; i < 2; ++i) {
-        answers.push_back(Generate(NewEngine({arm}).get(), tokens, arm, 10));
-      }
+      const std::string arm = fmt::format("{}{},certify={}", kFast, tol, certify);
+      const Answer answers[] = {Generate(NewEngine({arm}).get(), tokens, arm, 10),
+                                Generate(NewEngine({arm}).get(), tokens, arm, 10)};
       EXPECT_EQ(answers[0].result.tokens, answers[1].result.tokens) << arm;
       EXPECT_EQ(answers[0].logits, answers[1].logits) << arm;
       const PhaseLedger& ledger = answers[0].result.ledger.decode;
