@@ -50,7 +50,6 @@ class Layers {
     std::iota(positions.begin(), positions.end(), 0);
     for (int layer = 0; layer < n_layers; ++layer) WINNOW_CHECK(kv_.Append(layer, positions));
     for (int64_t first = 0; first < n_tokens; first += kDefaultPageSlots) FillPage(rng, first);
-    UpdatePlanes(threads, &kv_, 0, 0, n_tokens);
     std::vector<int64_t> order(static_cast<size_t>(n_tokens / kDefaultPageSlots));
     std::iota(order.begin(), order.end(), 0);
     const PageLayout& layout = pool_.layout();
@@ -59,10 +58,10 @@ class Layers {
       for (int64_t page = 0; page < std::ssize(order); ++page) {
         std::memcpy(kv_.WritablePage(layer, page * layout.slots),
                     pool_.data(kv_.pages(0)[order[page]]), layout.page_bytes);
-        if (layout.side_bytes > 0) {
-          std::memcpy(kv_.Planes(layer, page), kv_.Planes(0, order[page]), layout.side_bytes);
-        }
       }
+    }
+    for (int layer = 0; layer < n_layers; ++layer) {
+      UpdatePlanes(threads, &kv_, layer, 0, n_tokens);
     }
     constexpr int kGroup = kQueryHeads / kKvHeads;
     const std::vector<float> common = NormalValues(rng, kKvHeads * kHeadDim);
@@ -77,6 +76,9 @@ class Layers {
   int64_t n_tokens() const { return n_tokens_; }
   const float* q() const { return q_.data(); }
   PagedKv View(int layer) const { return kv_.View(layer); }
+  LayerQuery Query(int layer) const {
+    return {.q = q(), .kv = kv_.View(layer), .super_pages = kv_.SuperPages(layer)};
+  }
 
  private:
   // a and b have unit variance; so has the result, whose correlation with a is `cosine`.
@@ -132,9 +134,8 @@ class Sparse {
     account_ = {};
     ++n_rounds_;
     for (int layer = 0; layer < layers_.size(); ++layer) {
-      const SparseSlot slot{.query = {.q = layers_.q(), .kv = layers_.View(layer)},
-                            .out = out_.data(),
-                            .account = &account_};
+      const SparseSlot slot{
+          .query = layers_.Query(layer), .out = out_.data(), .account = &account_};
       sparse_.Attend(*policy_, layer, kParams, {&slot, 1}, &seconds_);
     }
   }
