@@ -65,14 +65,4 @@ std::vector<CompletionGate> ParseGates(std::string_view policy, std::string_view
   return gates;
 }
 
-std::string FormatGates(std::span<const CompletionGate> gates) {
-  std::string text;
-  for (const CompletionGate& gate : gates) {
-    if (!text.empty()) text += '+';
-    text += fmt::format("{}", gate.layer + 1);
-    if (gate.kv_head >= 0) text += fmt::format(".{}", gate.kv_head);
-  }
-  return text;
-}
-
 }  // namespace winnow

@@ -2,10 +2,10 @@
 // it there makes the final distribution no better.
 #pragma once
 
-#include <compare>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace winnow {
@@ -13,7 +13,10 @@ namespace winnow {
 struct CompletionGate {
   int layer = 0;     // from 0
   int kv_head = -1;  // -1: all of them
-  auto operator<=>(const CompletionGate&) const = default;
+  bool operator==(const CompletionGate&) const = default;
+  bool operator<(const CompletionGate& other) const {
+    return std::tie(layer, kv_head) < std::tie(other.layer, other.kv_head);
+  }
 };
 
 class CompletionGates {
@@ -40,6 +43,5 @@ class CompletionGates {
 // As arms write them, "1+4.0+4.2": layer 1 as a whole, and KV heads 0 and 2 of layer 4. Layers
 // count from 1, heads from 0. Parsing throws Error(kUsage) that names `policy`.
 std::vector<CompletionGate> ParseGates(std::string_view policy, std::string_view text);
-std::string FormatGates(std::span<const CompletionGate> gates);
 
 }  // namespace winnow
