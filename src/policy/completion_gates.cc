@@ -1,6 +1,5 @@
 #include "policy/completion_gates.h"
 
-
 #include <algorithm>
 #include <charconv>
 
