@@ -42,7 +42,6 @@ class Certifier {
 // masses are then in step.masses; 0 if it has none. Throws Error(kUsage) for an unknown name
 // (nearest offered) or parameter.
 std::unique_ptr<Certifier> MakeCertifier(std::string_view name, int key_bits, Params& params);
-std::vector<std::string> CertifierNames();
 
 // One file each, one line in the registry.
 std::unique_ptr<Certifier> MakeDeterministicCertifier(int key_bits, Params& params);

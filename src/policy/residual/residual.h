@@ -79,7 +79,6 @@ class ResidualEstimator {
 // `key_bits`: of the selector's sketch; 0 if it has none.
 std::unique_ptr<ResidualEstimator> MakeResidual(std::string_view name, int key_bits,
                                                 Params& params);
-std::vector<std::string> ResidualNames();
 
 // One file each, one line in the registry.
 std::unique_ptr<ResidualEstimator> MakeSketchResidual(int key_bits, Params& params);
