@@ -10,8 +10,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
-#include "core/check.h"
 #include "ops/byte_products-inl.h"
 #include "ops/rows_cpu-inl.h"
 
@@ -19,9 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kMaxErrorDim = 512;
 constexpr float kUnit = 0x1p-24f;  // half an ulp of 1
-// Outweighs the rounding of this file's own sums of at most kMaxErrorDim terms.
+// Outweighs the rounding of this file's own sums of at most kMaxSketchDim terms.
 constexpr float kInflate = 1 + 0x1p-12f;
 // Exponentials of relative error 3e-6, of arguments rounded three times (whose weighted mean is at
 // most log kMaxSketchSlots), and a sum of at most kMaxSketchSlots of them: below 1.3e-5.
@@ -29,9 +28,9 @@ constexpr float kSumError = 2e-5f;
 
 // What one page's sketch says of each channel, [dim] each.
 struct PageRows {
-  alignas(64) float step[kMaxErrorDim];
-  alignas(64) float largest[kMaxErrorDim];  // |k|
-  alignas(64) float spread[kMaxErrorDim];   // |minimum| + |step·code|, which the scan adds up
+  alignas(64) float step[kMaxSketchDim];
+  alignas(64) float largest[kMaxSketchDim];  // |k|
+  alignas(64) float spread[kMaxSketchDim];   // |minimum| + |step·code|, which the scan adds up
 };
 
 void LoadPage(const std::byte* plane, const SketchFormat& format, PageRows& rows) {
@@ -89,24 +88,27 @@ float Norm(const float* q, size_t dim) {
 }
 
 void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& format) {
-  WINNOW_CHECK(format.dim <= kMaxErrorDim, "heads of {} dimensions", format.dim);
   const bool in_bytes = format.bits == 2   ? kHasByteProducts<2>
                         : format.bits == 4 ? kHasByteProducts<4>
                                            : kHasByteProducts<8>;
   const auto stride = static_cast<size_t>(task.masses.stride);
+  std::vector<float> norms(static_cast<size_t>(task.n_heads) * task.group_heads);
+  for (size_t row = 0; row < norms.size(); ++row) {
+    norms[row] = Norm(task.q + row * format.dim, format.dim);
+  }
   PageRows rows;
   for (int64_t i = 0; i < task.size(); ++i) {
     const PageScanItem item(task, i);
     const std::byte* plane = item.PlaneOf(task, plane_kind);
     LoadPage(plane, format, rows);
     const float sketch_error = SketchError(*task.kv->layout, plane, format.bits);
-    const auto at = static_cast<size_t>(item.MassIndex(task));
-    const float* q = task.q + static_cast<size_t>(item.head) * task.group_heads * format.dim;
-    for (int r = 0; r < task.group_heads; ++r, q += format.dim) {
-      const PageErrors errors =
-          ErrorsOfHead(rows, q, format, Norm(q, format.dim) * sketch_error, in_bytes);
-      task.masses.max[at + r * stride] = errors.log_mass;
-      task.masses.sum[at + r * stride] = errors.magnitude;
+    for (int r = 0; r < task.group_heads; ++r) {
+      const auto row = static_cast<size_t>(item.head) * task.group_heads + r;
+      const int64_t at = item.MassIndex(task) + r * task.masses.stride;
+      const PageErrors errors = ErrorsOfHead(rows, task.q + row * format.dim, format,
+                                             norms[row] * sketch_error, in_bytes);
+      task.masses.max[at] = errors.log_mass;
+      task.masses.sum[at] = errors.magnitude;
     }
   }
 }
