@@ -148,12 +148,7 @@ void AddCompareCommand(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<CompareFlags>();
   CLI::App* command =
       app.add_subcommand("compare", "Answer one question under several arms, side by side");
-  command
-      ->add_option("-p,--prompt", flags->question,
-                   "The question, or '-' to read it from standard input")
-      ->type_name("TEXT")
-      ->check(NotEmpty())
-      ->group("Prompt");
+  AddQuestionFlag(*command, flags->question);
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
   command->add_option("-n,--max-tokens", flags->max_tokens, "Longest answer in tokens")

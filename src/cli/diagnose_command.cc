@@ -196,12 +196,7 @@ void AddDiagnoseCommand(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<DiagnoseFlags>();
   CLI::App* command = app.add_subcommand(
       "diagnose", "The papers' figures of the attention over one prompt, by layer and head");
-  command
-      ->add_option("-p,--prompt", flags->question,
-                   "The question, or '-' to read it from standard input")
-      ->type_name("TEXT")
-      ->check(NotEmpty())
-      ->group("Prompt");
+  AddQuestionFlag(*command, flags->question);
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
   AddFigureFlags(*command, *flags);

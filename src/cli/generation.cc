@@ -24,6 +24,14 @@ void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& gro
       ->group(group);
 }
 
+void AddQuestionFlag(CLI::App& command, std::string& question) {
+  command
+      .add_option("-p,--prompt", question, "The question, or '-' to read it from standard input")
+      ->type_name("TEXT")
+      ->check(NotEmpty())
+      ->group("Prompt");
+}
+
 void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
   const std::string group = "Prompt";
   command

@@ -27,6 +27,9 @@ struct PromptFlags {
 
 void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& group);
 
+// Adds -p; ReadQuestion reads what it names.
+void AddQuestionFlag(CLI::App& command, std::string& question);
+
 // Adds -f, --strict, --system, --chunk-tokens, --no-chat-template and --chat-template.
 void AddPromptFlags(CLI::App& command, PromptFlags& flags);
 

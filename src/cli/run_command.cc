@@ -131,12 +131,7 @@ int Run(const RunFlags& flags, bool json) {
 void AddRunCommand(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* command = app.add_subcommand("run", "Answer one question, over documents if given");
-  command
-      ->add_option("-p,--prompt", flags->question,
-                   "The question, or '-' to read it from standard input")
-      ->type_name("TEXT")
-      ->check(NotEmpty())
-      ->group("Prompt");
+  AddQuestionFlag(*command, flags->question);
   command->add_option("--prompt-file", flags->prompt_file, "Read the question from a file")
       ->type_name("FILE")
       ->check(NotEmpty())
