@@ -2,8 +2,8 @@
 
 #include "ops/kv_store_cpu.h"
 #include "policy/certify/page_shapes.h"
-#include "policy/certify/read_mass.h"
 #include "policy/certify/sample_bound.h"
+#include "policy/certify/stored_summary.h"
 
 namespace winnow {
 namespace {
@@ -17,36 +17,25 @@ class SampleCertifier : public Certifier {
   // `scanned`: step.masses estimate the pages.
   SampleCertifier(int64_t n, double delta, uint64_t seed, bool scanned)
       : n_(n), delta_(delta), seed_(seed), scanned_(scanned) {}
-  PlaneSet planes() const override { return PageShapePlanes(); }
+  PlaneSet planes() const override { return StoredSummaryPlanes(); }
 
   void Certify(const LayerStep& step, std::span<const ReadHead> heads,
                std::span<ShareInterval> shares, int64_t* bytes_read) override {
-    if (scratch_.size() < heads.size()) scratch_.resize(heads.size());
-    for (Scratch& scratch : scratch_) scratch.bytes = 0;
-    ForEachCertified(step, heads, shares, [&](int64_t h, std::span<ShareInterval> of_head) {
-      Scratch& scratch = scratch_[h];
-      scratch.bytes = scratch.pages.Load(step, heads[h]);
-      const double delta = delta_ / static_cast<double>(of_head.size());
-      for (size_t r = 0; r < of_head.size(); ++r) {
-        of_head[r] =
-            BoundShare(ReadLogMass(step, heads[h], static_cast<int>(r), scratch.pages.magnitude[r]),
-                       Sample(step, heads[h], r, delta, &scratch).log_mass);
-      }
-    });
-    for (const Scratch& scratch : scratch_) *bytes_read += scratch.bytes;
+    CertifyByShapes(step, heads, shares, scratch_, bytes_read,
+                    [&](const ReadHead& head, size_t r, Scratch& scratch) {
+                      return Sample(step, head, r, &scratch).log_mass;
+                    });
   }
 
  private:
-  struct Scratch {
-    PageShapes pages;
+  struct Scratch : ShapedHead {
     std::vector<SampleStratum> strata;
     std::vector<SampleDraw> draws;
     std::vector<double> logits;
     std::vector<float> key;  // [D]
-    int64_t bytes = 0;
   };
 
-  SampledMass Sample(const LayerStep& step, const ReadHead& head, size_t r, double delta,
+  SampledMass Sample(const LayerStep& step, const ReadHead& head, size_t r,
                      Scratch* scratch) const {
     const LayerQuery& query = step.queries[head.query];
     const PageLayout& layout = *query.kv.layout;
@@ -80,6 +69,8 @@ class SampleCertifier : public Certifier {
       scratch->logits.push_back(logit);
     }
     scratch->bytes += std::ssize(scratch->draws) * static_cast<int64_t>(layout.row_bytes);
+    // δ is shared out among the query heads of the group.
+    const double delta = delta_ / static_cast<double>(scratch->pages.q.size());
     return plan.Bound(scratch->draws, scratch->logits, delta);
   }
 

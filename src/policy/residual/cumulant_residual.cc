@@ -31,7 +31,10 @@ class CumulantResidual : public HeadResidual {
     std::iota(pages.begin(), pages.end(), 0);
     std::vector<LogMassInterval> intervals;
     intervals.reserve(pages.size());
-    for (int64_t page : pages) intervals.push_back(summaries.Interval(q, page));
+    for (int64_t page : pages) {
+      const LogInterval interval = summaries.Interval(q, page);
+      intervals.push_back({interval.lo, interval.hi});
+    }
     StoreState(CumulantEstimate(summaries.Moments(), q, pages, intervals).state, out, log_mass);
     return true;
   }

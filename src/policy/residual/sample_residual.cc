@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "core/rng.h"
@@ -16,16 +15,6 @@ Rng DrawsOf(uint64_t seed, int layer, int kv_head, int64_t n_tokens) {
     state = Rng(state ^ static_cast<uint64_t>(part)).Next();
   }
   return Rng(state);
-}
-
-// Both masses, each in its interval.
-LogMassInterval SumOf(const LogMassInterval& a, const LogMassInterval& b) {
-  const auto add = [](double x, double y) {
-    const double top = std::max(x, y);
-    if (!std::isfinite(top)) return top;
-    return top + std::log(std::exp(x - top) + std::exp(y - top));
-  };
-  return {add(a.low, b.low), add(a.high, b.high)};
 }
 
 // SampleEstimate over tokens drawn from the unread pages, clipped to what the pages' means,
@@ -55,10 +44,11 @@ class SampleResidual : public HeadResidual {
     for (size_t s = 0; s < strata.size(); ++s) {
       const int64_t first = by_page_ ? static_cast<int64_t>(s) : 0;
       const int64_t end = by_page_ ? first + 1 : sample.summaries.size();
-      strata[s].interval = sample.summaries.Interval(q, first);
+      LogInterval interval = sample.summaries.Interval(q, first);
       for (int64_t page = first + 1; page < end; ++page) {
-        strata[s].interval = SumOf(strata[s].interval, sample.summaries.Interval(q, page));
+        interval.Add(sample.summaries.Interval(q, page));
       }
+      strata[s].interval = {interval.lo, interval.hi};
     }
     const TokenRows& rows = sample.rows;
     StoreState(SampleEstimate(q, rows.Keys(), rows.Values(), strata).state, out, log_mass);

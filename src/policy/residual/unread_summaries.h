@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "kv/sequence_kv.h"
+#include "policy/certify/mgf_bounds.h"
+#include "policy/certify/summary.h"
 #include "policy/residual/estimators.h"
 
 namespace winnow {
@@ -22,18 +24,14 @@ class UnreadSummaries {
   PageMoments Moments() const;
   // Where log Z_p of page i lies, from its mean, deviation and box (spec: bounds from page
   // summaries, without radius and eigenvalue). Without bounds where a figure is not finite.
-  LogMassInterval Interval(std::span<const double> scaled_query, int64_t i) const;
+  LogInterval Interval(std::span<const double> scaled_query, int64_t i) const;
   int64_t size() const { return std::ssize(counts_); }
 
  private:
-  std::span<const double> Row(const std::vector<double>& rows, int64_t i) const {
-    return std::span(rows).subspan(static_cast<size_t>(i * dim_), static_cast<size_t>(dim_));
-  }
-
   int64_t dim_ = 0;
   std::vector<int64_t> counts_;
-  std::vector<double> mean_, mean_error_, variance_, deviation_lo_, deviation_hi_;  // [N, D]
-  std::vector<double> low_, high_, value_mean_;                                     // likewise
+  std::vector<PageSummary> summaries_;                // [N] and more
+  std::vector<double> mean_, variance_, value_mean_;  // [N, D]
 };
 
 }  // namespace winnow
