@@ -11,20 +11,21 @@
 #include <vector>
 
 #include "attention/sparse_decode.h"
-#include "ops/paged_layer_test.h"
 #include "policy/arm.h"
+#include "policy/certify/certified_layer_test.h"
 
 namespace winnow {
 namespace {
 
-using ::winnow::testing::LayerShape;
+using ::winnow::testing::kCertifiedShape;
+using ::winnow::testing::NewCertifiedLayer;
 using ::winnow::testing::PagedLayer;
 
-constexpr int kKvHeads = 2;
-constexpr int kGroup = 3;
+constexpr int kKvHeads = kCertifiedShape.kv_heads;
+constexpr int kGroup = kCertifiedShape.group;
 constexpr int kHeads = kKvHeads * kGroup;
-constexpr int kDim = 64;
-constexpr int kSlots = 32;
+constexpr int kDim = kCertifiedShape.dim;
+constexpr int kSlots = kCertifiedShape.slots;
 
 struct Attended {
   std::vector<float> out;  // [H, D]
@@ -33,15 +34,6 @@ struct Attended {
 
 class SparseCertifyTest : public ::testing::Test {
  protected:
-  static std::unique_ptr<PagedLayer> NewLayer(uint64_t seed, int64_t n_tokens,
-                                              DType dtype = DType::kF32) {
-    static const PlaneSet kPlanes =
-        ArmPlanes({"select=sketch,bits=4,certify=sketch,bits=8", "select=sketch,bits=2",
-                   "select=sketch,residual=sketch", "certify=deterministic"});
-    return std::make_unique<PagedLayer>(LayerShape{kKvHeads, kGroup, kDim, kSlots, n_tokens},
-                                        kPlanes, dtype, seed);
-  }
-
   Attended Attend(const std::string& arm, const PagedLayer& layer, int n_layer = 5) {
     const std::unique_ptr<DecodePolicy> policy = MakeDecodePolicy(arm);
     Attended attended;
@@ -61,7 +53,7 @@ class SparseCertifyTest : public ::testing::Test {
 };
 
 TEST_F(SparseCertifyTest, WhatIsVacuousIsCalledSo) {
-  auto layer = NewLayer(5, 20 * kSlots);
+  auto layer = NewCertifiedLayer(5, 20 * kSlots);
   for (int64_t t = 0; t < 20 * kSlots; ++t) {
     for (int head = 0; head < kKvHeads; ++head) {
       for (float& x : layer->key(t, head)) x *= 4;  // logits that spread by four
@@ -77,7 +69,7 @@ TEST_F(SparseCertifyTest, WhatIsVacuousIsCalledSo) {
 // The oracle's estimate is the truth up to float rounding, 1e-5 of the share, which every interval
 // is wider than.
 TEST_F(SparseCertifyTest, TheIntervalsOfADecodeStepHoldTheOraclesMasses) {
-  const auto layer = NewLayer(6, 40 * kSlots + 10);
+  const auto layer = NewCertifiedLayer(6, 40 * kSlots + 10);
   layer->Store(threads_);
   for (const std::string certify : {"sketch", "sketch,bits=4", "sketch,bits=2", "deterministic"}) {
     const AttentionAccount account =
@@ -107,7 +99,7 @@ class PlantedMass : public SparseCertifyTest {
   static constexpr int64_t kNeedle = 17 * kSlots + 5;
   static constexpr const char* kBlind = "select=recent,budget=64";
 
-  PlantedMass() : layer_(NewLayer(7, kTokens)) {
+  PlantedMass() : layer_(NewCertifiedLayer(7, kTokens)) {
     layer_->Attract(kNeedle, 25);
     for (int head = 0; head < kKvHeads; ++head) {
       std::fill_n(layer_->value(kNeedle, head).begin(), kDim, 5.0f);
@@ -197,7 +189,7 @@ TEST_F(PlantedMass, ASmallGapReadsEverything) {
 
 // A NaN that nobody scanned is noticed by who bounds it, and read.
 TEST_F(SparseCertifyTest, ANanInAnUnreadPageIsNoticed) {
-  auto layer = NewLayer(8, 40 * kSlots);
+  auto layer = NewCertifiedLayer(8, 40 * kSlots);
   layer->key(20 * kSlots + 3, 1)[10] = std::numeric_limits<float>::quiet_NaN();
   layer->Store(threads_);
   for (const std::string certify : {"sketch", "deterministic", "sample"}) {
@@ -212,7 +204,7 @@ TEST_F(SparseCertifyTest, ANanInAnUnreadPageIsNoticed) {
 }
 
 TEST_F(SparseCertifyTest, TheSameSeedCertifiesTheSame) {
-  const auto layer = NewLayer(9, 40 * kSlots);
+  const auto layer = NewCertifiedLayer(9, 40 * kSlots);
   layer->Store(threads_);
   const auto hi = [&](const std::string& seed, int n_layer) {
     return Attend("select=sketch,budget=512,certify=sample,n=2000,seed=" + seed, *layer, n_layer)
@@ -240,7 +232,7 @@ TEST_F(PlantedMass, WhatWidenedIsNotEstimatedAsWell) {
 }
 
 TEST_F(SparseCertifyTest, TheStatementsOfEstimatesAreEstimates) {
-  const auto layer = NewLayer(10, 40 * kSlots);
+  const auto layer = NewCertifiedLayer(10, 40 * kSlots);
   layer->Store(threads_);
   const StatementAccount statements = Attend("select=sketch,budget=64", *layer).account.statements;
   EXPECT_EQ(statements.by_kind[static_cast<int>(StatementKind::kEstimate)], kHeads);

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "engine/answer_test.h"
 #include "engine/engine.h"
 #include "policy/arm.h"
 #include "policy/residual/residual_layer_test.h"
@@ -19,14 +20,13 @@
 namespace winnow {
 namespace {
 
+using testing::Answer;
 using testing::FakeBackbone;
+using testing::Generate;
 using testing::MappedModel;
 using testing::NewMappedModel;
-
-struct Answer {
-  RequestResult result;
-  std::vector<std::vector<float>> logits;
-};
+using testing::NewRequest;
+using testing::RandomTokens;
 
 class ResidualEngine : public ::testing::Test {
  protected:
@@ -46,33 +46,6 @@ class ResidualEngine : public ::testing::Test {
     const std::string select = "select=meanstd,budget=64,dense_layers=0,residual=";
     return {select + "cumulant", select + "sample,n=20", select + "resa",
             select + "phi,file=" + model_.maps_path, select + "phi_nosub,file=" + model_.maps_path};
-  }
-
-  static std::vector<TokenId> RandomTokens(int64_t n, uint64_t seed) {
-    Rng rng(seed);
-    std::vector<TokenId> tokens(n);
-    for (TokenId& token : tokens) token = static_cast<TokenId>(rng.Below(101));
-    return tokens;
-  }
-
-  static Request NewRequest(std::vector<TokenId> tokens, const std::string& arm, int64_t n_new,
-                            Answer* answer) {
-    Request request;
-    request.tokens = std::move(tokens);
-    request.arm = arm;
-    request.max_new_tokens = n_new;
-    request.on_logits = [answer](int64_t /*index*/, std::span<const float> row) {
-      answer->logits.emplace_back(row.begin(), row.end());
-    };
-    return request;
-  }
-
-  static Answer Generate(Engine* engine, const std::vector<TokenId>& tokens, const std::string& arm,
-                         int64_t n_new = 40) {
-    Answer answer;
-    answer.result = engine->Run(NewRequest(tokens, arm, n_new, &answer));
-    engine->CheckInvariants();
-    return answer;
   }
 
   ThreadPool pool_{2};

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "engine/answer_test.h"
 #include "engine/engine.h"
 #include "ledger/ledger.h"
 #include "model/backbone.h"
@@ -23,23 +24,15 @@
 namespace winnow {
 namespace {
 
+using ::winnow::testing::Answer;
 using ::winnow::testing::FakeBackbone;
 using ::winnow::testing::FakeShape;
+using ::winnow::testing::Generate;
+using ::winnow::testing::NewRequest;
+using ::winnow::testing::RandomTokens;
 
 const std::string kFast = "select=sketch,budget=64,dense_layers=0";
 const std::string kFaithful = "select=sketch,budget=64,residual=sketch";
-
-std::vector<TokenId> RandomTokens(int64_t n, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<TokenId> tokens(n);
-  for (TokenId& token : tokens) token = static_cast<TokenId>(rng.Below(101));
-  return tokens;
-}
-
-struct Answer {
-  RequestResult result;
-  std::vector<std::vector<float>> logits;
-};
 
 class SparseEngine : public ::testing::Test {
  protected:
@@ -52,26 +45,6 @@ class SparseEngine : public ::testing::Test {
     options.prefill_chunk = 64;
     options.planes = ArmPlanes(arms);
     return std::make_unique<Engine>(&backbone_, nullptr, &pool_, options);
-  }
-
-  static Request NewRequest(const std::vector<TokenId>& tokens, const std::string& arm,
-                            int64_t n_new, Answer* run) {
-    Request request;
-    request.tokens = tokens;
-    request.arm = arm;
-    request.max_new_tokens = n_new;
-    request.on_logits = [run](int64_t /*index*/, std::span<const float> row) {
-      run->logits.emplace_back(row.begin(), row.end());
-    };
-    return request;
-  }
-
-  static Answer Generate(Engine* engine, const std::vector<TokenId>& tokens, const std::string& arm,
-                         int64_t n_new = 40) {
-    Answer run;
-    run.result = engine->Run(NewRequest(tokens, arm, n_new, &run));
-    engine->CheckInvariants();
-    return run;
   }
 
   ThreadPool pool_{2};

@@ -10,20 +10,21 @@
 #include <string>
 #include <vector>
 
-#include "ops/paged_layer_test.h"
 #include "policy/arm.h"
+#include "policy/certify/certified_layer_test.h"
 
 namespace winnow {
 namespace {
 
-using ::winnow::testing::LayerShape;
+using ::winnow::testing::kCertifiedShape;
+using ::winnow::testing::NewCertifiedLayer;
 using ::winnow::testing::PagedLayer;
 
-constexpr int kKvHeads = 2;
-constexpr int kGroup = 3;
+constexpr int kKvHeads = kCertifiedShape.kv_heads;
+constexpr int kGroup = kCertifiedShape.group;
 constexpr int kHeads = kKvHeads * kGroup;
-constexpr int kDim = 64;
-constexpr int kSlots = 32;
+constexpr int kDim = kCertifiedShape.dim;
+constexpr int kSlots = kCertifiedShape.slots;
 
 // Of one query head.
 struct Interval {
@@ -33,15 +34,6 @@ struct Interval {
 
 class CertifierTest : public ::testing::Test {
  protected:
-  static std::unique_ptr<PagedLayer> NewLayer(uint64_t seed, int64_t n_tokens,
-                                              DType dtype = DType::kF32) {
-    static const PlaneSet kPlanes =
-        ArmPlanes({"select=sketch,bits=4,certify=sketch,bits=8", "select=sketch,bits=2",
-                   "select=sketch,residual=sketch", "certify=deterministic"});
-    return std::make_unique<PagedLayer>(LayerShape{kKvHeads, kGroup, kDim, kSlots, n_tokens},
-                                        kPlanes, dtype, seed);
-  }
-
   // The certifier's intervals of every query head for pages `unread`, after DecodeAttention read
   // the others; masses as the arm's selector scans them.
   std::vector<Interval> Certify(const std::string& arm, const PagedLayer& layer,
@@ -171,11 +163,11 @@ TEST_F(CertifierTest, DeterministicIntervalsContainTheTruthOfTenThousandPages) {
   for (int round = 0; round < 60; ++round) {
     const DType dtype = round % 3 == 0 ? DType::kF16 : round % 3 == 1 ? DType::kF32 : DType::kQ8_0;
     // The last page is full, short, or one token.
-    auto layer = NewLayer(round,
-                          29 * kSlots + (round % 4 == 0   ? 0
-                                         : round % 4 == 1 ? 1
-                                                          : 17),
-                          dtype);
+    auto layer = NewCertifiedLayer(round,
+                                   29 * kSlots + (round % 4 == 0   ? 0
+                                                  : round % 4 == 1 ? 1
+                                                                   : 17),
+                                   dtype);
     FillPages(*layer, rng, round);
     layer->Store(threads_);
     std::vector<int32_t> unread;
@@ -201,7 +193,7 @@ TEST_F(CertifierTest, DeterministicIntervalsContainTheTruthOfTenThousandPages) {
 
 // Keys near their page's centre, as summaries need them.
 TEST_F(CertifierTest, SummariesSayMuchWherePagesAreFlat) {
-  auto layer = NewLayer(2, 30 * kSlots);
+  auto layer = NewCertifiedLayer(2, 30 * kSlots);
   Rng rng(3);
   for (int64_t page = 0; page < 30; ++page) {
     for (int head = 0; head < kKvHeads; ++head) {
@@ -226,7 +218,7 @@ TEST_F(CertifierTest, SummariesSayMuchWherePagesAreFlat) {
 // P(fewer than 1900 of 2000 cover | each does with 0.95) is a half, but these bounds are loose, and
 // the test is of the promise: at least 1 − δ.
 TEST_F(CertifierTest, TheSampledBoundCoversAsOftenAsItSays) {
-  auto layer = NewLayer(4, 12 * kSlots + 9, DType::kF16);
+  auto layer = NewCertifiedLayer(4, 12 * kSlots + 9, DType::kF16);
   // Ranges of logits that leave the sample something to say.
   for (int64_t t = 0; t < layer->shape().n_tokens; ++t) {
     for (int head = 0; head < kKvHeads; ++head) {
@@ -260,7 +252,7 @@ TEST_F(CertifierTest, TheSampledBoundCoversAsOftenAsItSays) {
 }
 
 TEST_F(CertifierTest, ASampleOfNothingSaysWhatSummariesSay) {
-  const auto layer = NewLayer(5, 20 * kSlots);
+  const auto layer = NewCertifiedLayer(5, 20 * kSlots);
   layer->Store(threads_);
   const std::vector<int32_t> unread = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
   const std::vector<Interval> certain =

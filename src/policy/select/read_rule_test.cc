@@ -211,7 +211,9 @@ TEST(DropTail, NeverDropsMoreThanTheTailAndKeepsTheOrder) {
       DropTail(pooled, tail, &kept);
       EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
       EXPECT_LE(ShareOf(pooled, pages, 3) - ShareOf(pooled, kept, 3), tail + 1e-6);
-      if (tail == 0) EXPECT_EQ(kept, pages);
+      if (tail == 0) {
+        EXPECT_EQ(kept, pages);
+      }
     }
   }
 }

@@ -136,7 +136,9 @@ TEST_F(SummaryRouterTest, WithANanEveryPageOfItsHeadIsLookedAt) {
   const int64_t n = layer->n_full();
   for (int64_t i = 3 * n; i < 6 * n; ++i) {
     EXPECT_EQ(std::isnan(routed.max[i]), i % n == 20);
-    if (i % n != 20) EXPECT_EQ(routed.max[i], all.max[i]);
+    if (i % n != 20) {
+      EXPECT_EQ(routed.max[i], all.max[i]);
+    }
   }
   for (int64_t i = 0; i < 3 * n; ++i) EXPECT_TRUE(std::isfinite(routed.max[i]));
 }
