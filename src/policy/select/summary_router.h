@@ -7,6 +7,7 @@
 
 #include "core/tensor_view.h"
 #include "ops/summary_scan.h"
+#include "policy/select/page_subset.h"
 #include "policy/select/selector.h"
 
 namespace winnow {
@@ -23,12 +24,8 @@ class SummaryRouter {
  private:
   // One KV head of a query that is searched by super-pages.
   struct Head {
-    size_t query = 0;  // of the step
-    int kv_head = 0;
-    std::vector<float> shares, pooled, log_totals;  // of super-pages
-    std::vector<int64_t> pages;                     // looked at, ascending
-    std::vector<PageId> ids;                        // of these
-    std::vector<float> max, sum;                    // [R, pages]
+    BestPages best;     // of the super-pages
+    PageSubset subset;  // what is looked at
   };
 
   bool BySuperPages(const LayerQuery& query) const {
@@ -36,7 +33,7 @@ class SummaryRouter {
   }
   void ScanSuperPages(const LayerStep& step, int64_t* bytes_read);
   void ChoosePages(const LayerStep& step, const PageMasses& of_super, Head* head) const;
-  void Scatter(const LayerStep& step, const PageMasses& of_super, const Head& head) const;
+  static void Scatter(const LayerStep& step, const PageMasses& of_super, const PageSubset& subset);
 
   SummaryScore score_;
   int64_t n_super_;
