@@ -93,7 +93,7 @@ std::vector<TokenId> PromptTokens(const TaskInput& input, const PromptParts& par
   Prompt prompt = BuildPrompt(*input.tokenizer, documents, parts.question, input.prompt);
   std::string prefix = parts.answer_prefix;
   // Without a template the question ends in the middle of a line.
-  if (!prompt.used_chat_template && !prefix.empty()) prefix.insert(0, "\n");
+  if (!prompt.used_chat_template && !prefix.empty()) prefix = "\n" + prefix;
   const std::vector<TokenId> answer =
       input.tokenizer->Encode(prefix, /*add_special=*/false, /*parse_special=*/false);
   prompt.tokens.insert(prompt.tokens.end(), answer.begin(), answer.end());

@@ -49,6 +49,7 @@ void PrefillPipeline::Run(const PrefillQuantum& quantum, StageSeconds* seconds,
   if (quantum.probe != nullptr && quantum.probe->on_prompt) {
     quantum.probe->on_prompt(quantum.layer, first_token, qkv.q);
   }
+  if (quantum.observers != nullptr) quantum.observers->Take(first_token, qkv.q);
   const int64_t n_outputs = n_tokens - quantum.first_output;
   if (n_outputs > 0) {
     attention_.Resize(n_outputs * config.query_heads * config.head_dim);

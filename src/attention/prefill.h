@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/attention_probe.h"
+#include "attention/observers.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -27,6 +28,7 @@ struct PrefillQuantum {
   // Sees queries and keys if it wants them; may be null.
   ResidualMemory* memory = nullptr;
   const AttentionProbe* probe = nullptr;  // null: nobody watches
+  ObserverQueries* observers = nullptr;   // takes the queries of its tokens; null: none are wanted
 };
 
 class PrefillPipeline {

@@ -144,6 +144,7 @@ class Repl {
     if (path.empty()) Throw(ErrorKind::kUsage, "/add needs a file or a folder");
     PromptFlags flags = flags_.prompt;
     flags.files = {path};
+    flags.protect.clear();
     DocumentSet set = ReadDocuments(flags);
     if (!flags_.quiet)
       Warn(fmt::format("{} document(s) for the next question", set.documents.size()));

@@ -54,7 +54,7 @@ std::vector<std::string> ChatSession::DropDocuments(const std::string& question)
 Prompt ChatSession::NextTurn(const std::vector<Document>& documents,
                              const std::string& question) const {
   const Tokenizer& tokenizer = *loaded_->tokenizer;
-  const PromptOptions options = ToPromptOptions(flags_->prompt);
+  const PromptOptions options = ToPromptOptions(flags_->prompt, documents);
   if (tokens_.empty()) {
     return BuildPrompt(tokenizer, documents, question, options);
   }

@@ -100,8 +100,8 @@ int Run(const CompareFlags& flags, bool json) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
   const LoadedModel loaded = LoadModel(flags.model, flags.arms, ReadChatTemplate(flags.prompt));
-  const Prompt prompt =
-      BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
+  const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
+                                    ToPromptOptions(flags.prompt, set.documents));
   const EvalSample sample = MakeSample(flags, prompt, loaded.engine->context_tokens());
 
   std::vector<ArmRun> runs;  // what was finished

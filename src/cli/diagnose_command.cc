@@ -132,8 +132,8 @@ int Run(const DiagnoseFlags& flags, bool json) {
   MakeFolder(flags.out);
   const LoadedModel loaded =
       LoadModel(flags.model, {DiagnosisArm(options)}, ReadChatTemplate(flags.prompt));
-  const Prompt prompt =
-      BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
+  const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
+                                    ToPromptOptions(flags.prompt, set.documents));
   int signal = 0;
   const std::optional<DiagnosisRun> run = RunShown(flags, loaded, prompt, options, &signal);
   if (!run.has_value()) return 128 + signal;

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "policy/arm.h"
+#include "policy/nearest_name.h"
 #include "text/read_file.h"
 #include "text/utf8.h"
 
@@ -38,6 +40,14 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
       .add_option("-f,--file", flags.files,
                   "Documents to read: UTF-8 text files, or folders of them (repeatable)")
       ->type_name("FILE|DIR")
+      ->check(NotEmpty())
+      ->group(group);
+  command
+      .add_option(
+          "--protect", flags.protect,
+          "Never drop this document, or these lines of it, where an arm prunes (repeatable)")
+      ->type_name("FILE[:FIRST-LAST]")
+      ->allow_extra_args(false)
       ->check(NotEmpty())
       ->group(group);
   command
@@ -123,6 +133,64 @@ void Validate(const GenerationFlags& flags) {
   flags.sampling.Validate();
 }
 
+namespace {
+
+// "notes.txt:10-20": lines from 1, both ends included; without them, the whole document.
+struct LineRange {
+  std::string file;
+  int64_t first = 1;
+  int64_t last = std::numeric_limits<int64_t>::max();
+};
+
+// Whether a path given by the user stands for the document: a file, or a folder above it.
+bool Names(const std::string& path, const Document& document) {
+  if (document.id == path) return true;
+  const bool slash = path.ends_with('/');
+  return document.id.starts_with(slash ? path : path + "/");
+}
+
+// Byte at which line `line` (from 1) of the text begins; its size if there are fewer.
+int64_t LineBegin(std::string_view text, int64_t line) {
+  size_t at = 0;
+  for (; line > 1; --line) {
+    at = text.find('\n', at);
+    if (at == std::string_view::npos) return std::ssize(text);
+    ++at;
+  }
+  return static_cast<int64_t>(at);
+}
+
+// A name may end in what looks like lines: the documents decide.
+LineRange ParseLineRange(const std::string& text, const std::vector<Document>& documents) {
+  const auto is_read = [&](const std::string& file) {
+    return std::ranges::any_of(documents, [&](const Document& d) { return Names(file, d); });
+  };
+  if (is_read(text)) return {.file = text};
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return {.file = text};
+  LineRange range{.file = text.substr(0, colon)};
+  const std::string lines = text.substr(colon + 1);
+  const size_t dash = lines.find('-');
+  const auto line = [&](const std::string& digits) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc{} || end != digits.data() + digits.size() || value < 1) {
+      Throw(ErrorKind::kUsage,
+            "--protect {}: lines are given as FIRST-LAST, counted from 1, such as {}:10-20", text,
+            range.file);
+    }
+    return value;
+  };
+  range.first = line(lines.substr(0, dash));
+  range.last = dash == std::string::npos ? range.first : line(lines.substr(dash + 1));
+  if (range.last < range.first) {
+    Throw(ErrorKind::kUsage, "--protect {}: the last line comes before the first", text);
+  }
+  return range;
+}
+
+}  // namespace
+
 DocumentSet ReadDocuments(const PromptFlags& flags) {
   DocumentSet set = LoadDocuments(flags.files, flags.strict);
   for (const SkippedFile& file : set.skipped) {
@@ -133,6 +201,16 @@ DocumentSet ReadDocuments(const PromptFlags& flags) {
                                                    : fmt::format("{}: {}", set.skipped.front().path,
                                                                  set.skipped.front().reason);
     Throw(ErrorKind::kInput, "nothing to read in the files given with -f ({})", reason);
+  }
+  for (const std::string& text : flags.protect) {
+    const LineRange range = ParseLineRange(text, set.documents);
+    const bool is_read = std::ranges::any_of(
+        set.documents, [&](const Document& document) { return Names(range.file, document); });
+    if (is_read) continue;
+    std::vector<std::string> known;
+    for (const Document& document : set.documents) known.push_back(document.id);
+    Throw(ErrorKind::kInput, "--protect {}: no such document is read with -f{}", text,
+          DidYouMean(range.file, known));
   }
   return set;
 }
@@ -163,10 +241,22 @@ std::string ReadChatTemplate(const PromptFlags& flags) {
   return flags.chat_template_file.empty() ? "" : ReadTextFile(flags.chat_template_file);
 }
 
-PromptOptions ToPromptOptions(const PromptFlags& flags) {
-  return {.chunk_tokens = flags.chunk_tokens,
-          .system = flags.system,
-          .chat_template = !flags.no_chat_template};
+PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents) {
+  PromptOptions options{.chunk_tokens = flags.chunk_tokens,
+                        .system = flags.system,
+                        .chat_template = !flags.no_chat_template};
+  for (const std::string& text : flags.protect) {
+    const LineRange range = ParseLineRange(text, documents);
+    for (const Document& document : documents) {
+      if (!Names(range.file, document)) continue;
+      const bool to_the_end = range.last == std::numeric_limits<int64_t>::max();
+      options.protect.push_back({.document = document.id,
+                                 .begin = LineBegin(document.text, range.first),
+                                 .end = to_the_end ? std::ssize(document.text)
+                                                   : LineBegin(document.text, range.last + 1)});
+    }
+  }
+  return options;
 }
 
 Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,

@@ -23,6 +23,7 @@ struct PromptFlags {
   int chunk_tokens = PromptOptions{}.chunk_tokens;
   bool no_chat_template = false;
   std::string chat_template_file;
+  std::vector<std::string> protect;  // FILE or FILE:FIRST-LAST
 };
 
 void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& group);
@@ -30,7 +31,7 @@ void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& gro
 // Adds -p; ReadQuestion reads what it names.
 void AddQuestionFlag(CLI::App& command, std::string& question);
 
-// Adds -f, --strict, --system, --chunk-tokens, --no-chat-template and --chat-template.
+// Adds -f, --protect, --strict, --system, --chunk-tokens, --no-chat-template and --chat-template.
 void AddPromptFlags(CLI::App& command, PromptFlags& flags);
 
 struct GenerationFlags {
@@ -50,7 +51,8 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags);
 void Validate(const GenerationFlags& flags);
 
 // Reads the documents and warns on stderr about each file left out. Throws Error(kInput) as
-// LoadDocuments does, and if paths were given and nothing readable was found.
+// LoadDocuments does, if paths were given and nothing readable was found, and for a --protect of
+// something that was not read.
 DocumentSet ReadDocuments(const PromptFlags& flags);
 
 // A whole file of UTF-8 text, or standard input for "-"; without a byte-order mark and its last
@@ -63,7 +65,8 @@ std::string ReadQuestion(const std::string& flag);
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
 std::string ReadChatTemplate(const PromptFlags& flags);
 
-PromptOptions ToPromptOptions(const PromptFlags& flags);
+// For a prompt of these documents. A --protect of other documents counts for nothing.
+PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents);
 
 // A request for `tokens` with these flags. Without -n, the default is cut to what the context
 // leaves.

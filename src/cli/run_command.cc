@@ -89,8 +89,8 @@ int Run(const RunFlags& flags, bool json) {
   }
   LoadedModel loaded =
       LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
-  const Prompt prompt =
-      BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
+  const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
+                                    ToPromptOptions(flags.prompt, set.documents));
   PrintNotes(flags, prompt, *loaded.tokenizer);
 
   Output output;

@@ -231,6 +231,7 @@ struct StageSeconds {
   double embed = 0;
   double attention_input = 0;  // norm, QKV, rope
   double kv_append = 0;
+  double prune = 0;             // observers' rows, scoring, scan and audit of documents' chunks
   double score = 0;             // sparse decode: masses of pages
   double select = 0;            // which of them are read
   double attention = 0;         // reading them, or everything
@@ -249,6 +250,7 @@ struct StageSeconds {
   static constexpr Stage kStages[] = {{"embed", &StageSeconds::embed},
                                       {"attention_input", &StageSeconds::attention_input},
                                       {"kv_append", &StageSeconds::kv_append},
+                                      {"prune", &StageSeconds::prune},
                                       {"score", &StageSeconds::score},
                                       {"select", &StageSeconds::select},
                                       {"attention", &StageSeconds::attention},

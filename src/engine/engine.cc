@@ -19,9 +19,10 @@ std::vector<int64_t> Windows(const ModelConfig& config) {
 
 }  // namespace
 
-Engine::Impl::Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadPool* threads,
+Engine::Impl::Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadPool* threads_in,
                    const EngineOptions& options_in)
     : backbone(backbone_in),
+      threads(threads_in),
       config(backbone_in->config()),
       tokenizer(tokenizer_in),
       options(options_in),
@@ -30,8 +31,9 @@ Engine::Impl::Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadP
       context_tokens(ResolveContext()),
       pages(layout, ResolveCapacity()),
       prefixes(&pages, Windows(config)),
-      prefill(backbone_in, threads),
-      decode(backbone_in, threads) {}
+      parked(options_in.parking_bytes, Windows(config), options_in.page_slots, config.hidden),
+      prefill(backbone_in, threads_in),
+      decode(backbone_in, threads_in) {}
 
 bool Engine::Impl::Step(bool decode) {
   WINNOW_CHECK(!stepping, "Engine::Step called from a callback");
@@ -124,6 +126,8 @@ void Engine::Impl::HashPages(Sequence* sequence, int64_t n_tokens) {
 
 void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
   if (!options.prefix_reuse || sequence->request.watches_prompt()) return;
+  // What follows a dropped chunk lies elsewhere in the layers above, and has not seen it.
+  if (sequence->pruning != nullptr) n_tokens = std::min(n_tokens, sequence->pruning->n_whole);
   HashPages(sequence, n_tokens);
   prefixes.Insert(sequence->page_hashes, sequence->kv);
 }
@@ -187,6 +191,7 @@ RequestId Engine::Submit(Request request) {
   impl_->ValidateRequest(request);
   Arm arm = ParseArm(request.arm);
   DecodePolicy* policy = impl_->PolicyOf(arm);
+  EnginePruner* pruner = impl_->PrunerOf(arm);
   const RequestId id = impl_->next_id++;
   {
     // Cancelled before it existed: that was an unknown id.
@@ -199,6 +204,7 @@ RequestId Engine::Submit(Request request) {
                                 SequenceKv(&impl_->pages, impl_->config.n_layers),
                                 impl_->config.vocabulary, static_cast<int>(impl_->context_tokens));
   impl_->sequences.back().policy = policy;
+  impl_->sequences.back().pruner = pruner;
   if (policy != nullptr && policy->residual != nullptr) {
     impl_->sequences.back().memory = policy->residual->NewMemory();
   }
@@ -248,7 +254,11 @@ int64_t Engine::pool_bytes() const {
 
 int64_t Engine::active_requests() const { return static_cast<int64_t>(impl_->sequences.size()); }
 
-void Engine::ClearPrefixes() { impl_->prefixes.Evict(impl_->pages.capacity_pages()); }
+void Engine::ClearPrefixes() {
+  while (impl_->parked.DropOldest()) {
+  }
+  impl_->prefixes.Evict(impl_->pages.capacity_pages());
+}
 
 void Engine::CheckInvariants() const {
   impl_->pages.CheckInvariants();

@@ -28,6 +28,8 @@ struct EngineOptions {
   int64_t prefill_chunk = 512;  // tokens of a quantum
   int max_batch = 16;           // sequences that decode together
   bool prefix_reuse = true;
+  // Of hidden states of pruned prompts, whose dropped chunks a later request may ask for; 0: none.
+  int64_t parking_bytes = int64_t{1} << 28;
   // Of the model's file, for arms that are trained for one model; empty: not from a file.
   std::string model_path;
   PlaneSet planes;  // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
@@ -72,7 +74,7 @@ class Engine {
   int64_t pool_bytes() const;
   int64_t active_requests() const;
 
-  // Drops all resident prefixes (benchmarks).
+  // Drops all resident prefixes and parked prompts (benchmarks).
   void ClearPrefixes();
   // Pool, sequences and prefix cache agree. CHECKs otherwise.
   void CheckInvariants() const;

@@ -17,6 +17,7 @@
 #include "attention/prefill.h"
 #include "core/memory.h"
 #include "engine/engine.h"
+#include "engine/parking.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "kv/page_layout.h"
@@ -26,7 +27,7 @@
 namespace winnow {
 
 struct Engine::Impl {
-  Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadPool* threads,
+  Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadPool* threads_in,
        const EngineOptions& options_in);
 
   // engine_limits.cc: what the options and the memory allow, and which requests fit.
@@ -50,6 +51,16 @@ struct Engine::Impl {
   void EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t end);
   void ReportProgress(const Sequence& sequence) const;
 
+  // engine_prune.cc
+  void StartPruning(Sequence* sequence);
+  // Starts where a parked prompt with the same beginning was pruned, if there is one.
+  void Resume(Sequence* sequence);
+  void FinishLayer(Sequence* sequence);
+  void ObserveLayer(Sequence* sequence);
+  void Park(Sequence* sequence);
+  void Remove(Sequence* sequence);
+  void FinishPruning(Sequence* sequence);
+
   // engine_decode.cc
   void RunDecode(const std::vector<Sequence*>& batch);
   void DecodeBatch(const std::vector<Sequence*>& batch);
@@ -62,9 +73,13 @@ struct Engine::Impl {
   // Admission promised these pages; resident prefixes may have to give way.
   void EvictFor(int64_t needed_pages) {
     if (needed_pages > pages.free_pages()) prefixes.Evict(needed_pages - pages.free_pages());
+    while (needed_pages > pages.free_pages() && parked.DropOldest()) {
+      prefixes.Evict(needed_pages - pages.free_pages());
+    }
   }
   // The policies of an arm; null for dense. Throws Error(kUsage) as Submit does.
   DecodePolicy* PolicyOf(const Arm& arm);
+  EnginePruner* PrunerOf(const Arm& arm);  // likewise; null: prompts are not pruned
   void HashPages(Sequence* sequence, int64_t n_tokens);
   void RememberPrefix(Sequence* sequence, int64_t n_tokens);
   void Finish(Sequence* sequence, FinishReason reason);
@@ -72,6 +87,7 @@ struct Engine::Impl {
   void Fail(Sequence* sequence, const std::exception& error);
 
   Backbone* backbone;
+  ThreadPool* threads;
   const ModelConfig& config;
   const Tokenizer* tokenizer;
   EngineOptions options;
@@ -79,9 +95,15 @@ struct Engine::Impl {
   int64_t context_tokens;
   PagePool pages;
   PrefixCache prefixes;
+  ParkedPrompts parked;
   PrefillPipeline prefill;
   DecodePipeline decode;
   std::map<std::string, std::unique_ptr<DecodePolicy>> policies;  // by what the arm resolves to
+  std::map<std::string, EnginePruner> pruners;                    // likewise
+  ObserverRowsWorkspace observer_workspace;
+  AlignedBuffer<float> mean_attention;  // [H, T] of the layer that is scored
+  AlignedBuffer<double> chunk_mass;     // [H·U, k]
+  AlignedBuffer<double> output_norms;   // [2, H·U]
 
   std::list<Sequence> sequences;  // in order of submission
   std::vector<RequestResult> results;

@@ -22,8 +22,11 @@ void Engine::Impl::StartPrefill(Sequence* sequence) {
     if (s.policy != nullptr) PreferOwnPages(sequence, reusable);
     s.n_reused = prefixes.Adopt(s.page_hashes, reusable, &s.kv) * layout.slots;
   }
-  s.status.next_token = s.n_reused;
+  s.n_resumed = s.n_reused;
   s.hidden.Resize((s.n_prompt() - s.n_reused) * config.hidden);
+  if (s.pruner != nullptr) StartPruning(sequence);
+  if (options.prefix_reuse && !s.request.watches_prompt() && !whole_prompt) Resume(sequence);
+  s.status.next_token = s.FirstRow(0);
   if (s.policy != nullptr) s.sparse_from = std::min(s.sparse_from, s.n_prompt());
   s.prefill_started = true;
 }
@@ -52,7 +55,7 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
   EvictFor(s.kv.PagesNeeded(quantum.layer, n));
   // Above the last layer only the last token of the prompt is wanted, unless all logits are.
   const int64_t first_output = !last_layer || s.request.on_prompt_logits ? 0
-                               : quantum.end == s.n_prompt()             ? n - 1
+                               : quantum.end == s.status.n_prompt        ? n - 1
                                                                          : n;
   const TensorView<float, 2> hidden(s.hidden.data() + (quantum.begin - s.n_reused) * config.hidden,
                                     {n, config.hidden});
@@ -60,21 +63,25 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
     ScopedTimer timer(s.ledger.prefill.seconds.embed);
     backbone->Embed(std::span(s.request.tokens).subspan(quantum.begin, n), hidden);
   }
+  const bool observes = s.pruning != nullptr && s.pruning->Monitors(quantum.layer + 1);
   prefill.Run({.kv = &s.kv,
                .layer = quantum.layer,
-               .positions = std::span(s.positions).subspan(quantum.begin, n),
+               .positions = s.row_positions().subspan(quantum.begin, n),
                .hidden = hidden,
                .first_output = first_output,
                .memory = s.memory.get(),
-               .probe = s.request.probe},
+               .probe = s.request.probe,
+               .observers = observes ? &s.pruning->queries : nullptr},
               &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
   if (last_layer && s.request.on_prompt_logits)
     EmitPromptLogits(sequence, quantum.begin, quantum.end);
 
   s.status.next_token = quantum.end;
-  if (quantum.end == s.n_prompt()) {
-    s.status.next_token = s.n_reused;
+  s.rows_done += n;
+  if (quantum.end == s.status.n_prompt) {
+    if (s.pruning != nullptr) FinishLayer(sequence);
     ++s.status.layer;
+    s.status.next_token = s.FirstRow(s.status.layer);
   }
   ReportProgress(s);
   if (s.status.layer == config.n_layers) FinishPrefill(sequence);
@@ -83,11 +90,16 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
 void Engine::Impl::ReportProgress(const Sequence& s) const {
   if (!s.request.on_prefill) return;
   const int64_t n_new = s.n_prompt() - s.n_reused;
-  const int64_t done = s.status.layer * n_new + (s.status.next_token - s.n_reused);
-  s.request.on_prefill({.tokens_done = done / config.n_layers,
-                        .tokens_total = n_new,
-                        .tokens_reused = s.n_reused,
-                        .seconds = SecondsSince(s.admitted)});
+  // Pruning shortens what the layers above are given.
+  int64_t rows_left = s.FirstRow(s.status.layer) - s.status.next_token;
+  for (int layer = s.status.layer; layer < config.n_layers; ++layer) {
+    rows_left += s.status.n_prompt - s.FirstRow(layer);
+  }
+  s.request.on_prefill(
+      {.tokens_done = n_new * s.rows_done / std::max<int64_t>(1, s.rows_done + rows_left),
+       .tokens_total = n_new,
+       .tokens_reused = s.n_reused,
+       .seconds = SecondsSince(s.admitted)});
 }
 
 void Engine::Impl::EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t end) {
@@ -99,8 +111,9 @@ void Engine::Impl::EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t e
     backbone->Logits({sequence->hidden.data() + first * config.hidden, {n, config.hidden}},
                      {logits.data(), {n, config.vocabulary}});
     for (int64_t t = 0; t < n; ++t) {
-      sequence->request.on_prompt_logits(first + t, {logits.data() + t * config.vocabulary,
-                                                     static_cast<size_t>(config.vocabulary)});
+      sequence->request.on_prompt_logits(
+          sequence->row_positions()[first + t],
+          {logits.data() + t * config.vocabulary, static_cast<size_t>(config.vocabulary)});
     }
   }
 }
@@ -108,9 +121,10 @@ void Engine::Impl::EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t e
 void Engine::Impl::FinishPrefill(Sequence* sequence) {
   Sequence& s = *sequence;
   s.ledger.prefill.tokens = s.n_prompt() - s.n_reused;
+  if (s.pruning != nullptr) FinishPruning(sequence);
   RememberPrefix(sequence, s.n_prompt());
   logits.Resize(config.vocabulary);
-  const float* last = s.hidden.data() + (s.n_prompt() - 1 - s.n_reused) * config.hidden;
+  const float* last = s.hidden.data() + (s.status.n_prompt - 1 - s.n_reused) * config.hidden;
   {
     ScopedTimer timer(s.ledger.prefill.seconds.logits);
     backbone->Logits({last, {1, config.hidden}}, {logits.data(), {1, config.vocabulary}});

@@ -14,6 +14,7 @@
 #include "attention/attention_probe.h"
 #include "core/error.h"
 #include "ledger/ledger.h"
+#include "text/prompt.h"
 #include "text/tokenizer.h"
 
 namespace winnow {
@@ -53,6 +54,9 @@ struct PrefillProgress {
 
 struct Request {
   std::vector<TokenId> tokens;  // the prompt; at least one
+  // What the prompt consists of, as Prompt::spans: an arm that prunes drops chunks of these. Empty:
+  // nothing may be dropped.
+  std::vector<Span> spans;
   int64_t max_new_tokens = 256;
   SamplingParams sampling;
   std::vector<std::string> stop;
@@ -61,6 +65,7 @@ struct Request {
   // own decode step, and on_logits sees the logits that it would have been drawn from.
   std::vector<TokenId> forced_tokens;
   std::string arm = "auto";
+  bool keep_tables = false;  // constraint tables of pruning in the record
 
   // All are called from within Engine::Step, on its thread; each may be empty. They may call
   // Engine::Cancel and nothing else of the engine; one that throws fails its request.

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "core/account.h"
+#include "core/prefill_account.h"
 
 namespace winnow {
 
@@ -35,9 +37,25 @@ struct PhaseLedger {
   void AddStep(const AttentionAccount& account);
 };
 
+// What a policy that prunes decided, and what came of it.
+struct PruneLedger {
+  PrefillAccount policy;
+  int applied_layer = 0;   // from 1: the last one that all tokens passed; 0: nothing was dropped
+  int resumed_layers = 0;  // that had been computed when an earlier request parked its prompt,
+  int64_t resumed_tokens = 0;  // for so many tokens
+  int64_t parked_bytes = 0;    // hidden states that are kept, so that chunks can come back; 0: none
+  int64_t rows_computed = 0;   // tokens times layers,
+  int64_t rows_dense = 0;      // and without pruning and parking
+  // Of the removal at the layer of acceptance, by query head, the mean over the observers of
+  // ‖o − o_R‖ and of ‖o‖; empty: nothing was dropped.
+  std::vector<double> output_change;
+  std::vector<double> output_norm;
+};
+
 struct RequestLedger {
   PhaseLedger prefill;
   PhaseLedger decode;
+  std::shared_ptr<const PruneLedger> pruning;  // null: the arm does not prune
 };
 
 enum class LedgerDetail : uint8_t {
@@ -48,6 +66,9 @@ enum class LedgerDetail : uint8_t {
 // {"tokens", "kv_tokens_read", "kv_tokens_resident", "bytes_read", "bytes_dense", "seconds":
 // {stage: s}}, and "sparse" where layers did not read everything (docs/json.md)
 nlohmann::ordered_json ToJson(const PhaseLedger& phase,
+                              LedgerDetail detail = LedgerDetail::kSummary);
+// The record of EntroPrefill's Appendix C. The full one has constraint tables, prices and draws.
+nlohmann::ordered_json ToJson(const PruneLedger& pruning,
                               LedgerDetail detail = LedgerDetail::kSummary);
 
 }  // namespace winnow

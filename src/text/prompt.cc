@@ -113,6 +113,13 @@ class PromptBuilder {
     prompt_.spans.push_back({.kind = kind, .begin = begin, .end = end});
   }
 
+  bool IsProtected(const Document& document, const Chunk& chunk) const {
+    return std::ranges::any_of(options_.protect, [&](const ProtectedRange& range) {
+      return range.document == document.id && range.begin < chunk.source_end &&
+             chunk.source_begin < range.end;
+    });
+  }
+
   void AddDocument(const Document& document) {
     const ChunkedText text = SplitIntoChunks(tokenizer_, document.text, options_.chunk_tokens);
     const auto at = static_cast<int64_t>(prompt_.tokens.size());
@@ -125,7 +132,8 @@ class PromptBuilder {
                                .document = static_cast<int>(prompt_.documents.size()),
                                .chunk = static_cast<int>(i),
                                .source_begin = chunk.source_begin,
-                               .source_end = chunk.source_end});
+                               .source_end = chunk.source_end,
+                               .pinned = IsProtected(document, chunk)});
     }
     prompt_.documents.push_back({.id = document.id,
                                  .n_tokens = static_cast<int64_t>(text.tokens.size()),

@@ -22,6 +22,15 @@ struct Span {
   int chunk = -1;            // index within the document
   int64_t source_begin = 0;  // bytes [source_begin, source_end) of the document's text
   int64_t source_end = 0;
+  bool pinned = false;  // may not be dropped
+};
+
+// Bytes [begin, end) of a document that are never to be dropped; with them every chunk that holds
+// one of them.
+struct ProtectedRange {
+  std::string document;  // its id
+  int64_t begin = 0;
+  int64_t end = 0;
 };
 
 struct PromptDocument {
@@ -43,9 +52,10 @@ struct Prompt {
 };
 
 struct PromptOptions {
-  int chunk_tokens = 96;      // size aimed at; a chunk is never longer
-  std::string system;         // system message, may be empty
-  bool chat_template = true;  // false: plain completion even if the model has a template
+  int chunk_tokens = 96;                // size aimed at; a chunk is never longer
+  std::string system;                   // system message, may be empty
+  bool chat_template = true;            // false: plain completion even if the model has a template
+  std::vector<ProtectedRange> protect;  // of documents with other ids: ignored
 };
 
 // Documents first, each under a line with its name, then the question, all inside the user's turn

@@ -1,0 +1,213 @@
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "engine/engine_impl.h"
+#include "model/model_hash.h"
+
+namespace winnow {
+namespace {
+
+// Tokens [begin, end) of the chunks that may be dropped: those of documents that not every layer
+// has adopted already.
+std::vector<std::pair<int64_t, int64_t>> Candidates(const std::vector<Span>& spans,
+                                                    int64_t first_token) {
+  std::vector<std::pair<int64_t, int64_t>> chunks;
+  for (const Span& span : spans) {
+    if (span.kind == SpanKind::kChunk && !span.pinned && span.begin >= first_token) {
+      chunks.emplace_back(span.begin, span.end);
+    }
+  }
+  return chunks;
+}
+
+// Everything after the last document: the question, and where the template has the assistant speak.
+std::vector<int64_t> Observers(const std::vector<Span>& spans, int64_t n_prompt) {
+  int64_t first = n_prompt;
+  for (const Span& span : spans) {
+    if (span.kind == SpanKind::kChunk) first = span.end;
+  }
+  std::vector<int64_t> observers(n_prompt - first);
+  std::iota(observers.begin(), observers.end(), first);
+  return observers;
+}
+
+}  // namespace
+
+EnginePruner* Engine::Impl::PrunerOf(const Arm& arm) {
+  if (const auto known = pruners.find(arm.resolved); known != pruners.end()) return &known->second;
+  std::unique_ptr<PrefillPolicy> policy = MakePrefillPolicy(arm.text);
+  if (policy == nullptr) return nullptr;
+  PruneModel model{
+      .n_layers = config.n_layers, .query_heads = config.query_heads, .kv_heads = config.kv_heads};
+  if (!options.model_path.empty()) model.hash = HashModelFile(options.model_path).Hex();
+  for (int layer = 0; layer < config.n_layers; ++layer) {
+    if (config.layers[layer].window == 0) model.global_layers.push_back(layer + 1);
+  }
+  PruneProfile profile = FindPruneProfile(policy->params, model, BuiltInPruneProfiles());
+  return &pruners.emplace(arm.resolved, EnginePruner{std::move(policy), std::move(profile)})
+              .first->second;
+}
+
+// Nothing of the prompt has been computed yet; its first n_reused tokens are resident.
+void Engine::Impl::StartPruning(Sequence* sequence) {
+  Sequence& s = *sequence;
+  std::vector<std::pair<int64_t, int64_t>> chunks = Candidates(s.request.spans, s.n_reused);
+  PruneProblem problem{.query_heads = config.query_heads, .kv_heads = config.kv_heads};
+  problem.chunk_of.assign(s.n_prompt(), -1);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const auto [begin, end] = chunks[i];
+    std::fill(problem.chunk_of.begin() + begin, problem.chunk_of.begin() + end,
+              static_cast<int32_t>(i));
+    problem.chunk_tokens.push_back(end - begin);
+  }
+  problem.observers = Observers(s.request.spans, s.n_prompt());
+  std::erase_if(problem.observers, [&](int64_t token) { return token < s.n_reused; });
+  const PruneParams& params = s.pruner->policy->params;
+  problem.n_sinks = std::min(params.sinks, chunks.empty() ? s.n_prompt() : chunks.front().first);
+  problem.first_proposal = std::max<int64_t>(0, problem.n_observers() - params.observers);
+  s.pruning = std::make_unique<SequencePruning>(
+      std::move(chunks),
+      s.pruner->policy->NewRun(std::move(problem), s.pruner->profile,
+                               {.keep_tables = s.request.keep_tables}),
+      config.query_heads, config.head_dim);
+}
+
+void Engine::Impl::Resume(Sequence* sequence) {
+  Sequence& s = *sequence;
+  // The last token is always computed, and with pruning all that observe.
+  int64_t limit = s.n_prompt() - 1;
+  if (s.pruning != nullptr && !s.pruning->queries.tokens().empty()) {
+    limit = std::min(limit, s.pruning->queries.tokens().front());
+  }
+  const ParkedPrompts::Match match = parked.Find(s.request.tokens, s.n_reused, limit);
+  if (match.prompt == nullptr) return;
+  const ParkedPrompt& prompt = *match.prompt;
+  for (int layer = 0; layer < prompt.n_layers; ++layer) {
+    s.kv.Truncate(layer, 0);
+    s.kv.AdoptPages(layer, prompt.kv.pages(layer).first(match.n_tokens / layout.slots));
+  }
+  std::copy_n(prompt.hidden.data() + (s.n_reused - prompt.first_row) * config.hidden,
+              (match.n_tokens - s.n_reused) * config.hidden, s.hidden.data());
+  s.resume_layer = prompt.n_layers;
+  s.n_resumed = match.n_tokens;
+}
+
+// The layer's rows are all computed.
+void Engine::Impl::FinishLayer(Sequence* sequence) {
+  Sequence& s = *sequence;
+  SequencePruning& pruning = *s.pruning;
+  ScopedTimer timer(s.ledger.prefill.seconds.prune);
+  if (pruning.Monitors(s.status.layer + 1)) ObserveLayer(sequence);
+  // Hidden states of tokens that were parked exist only above the layers that were resumed.
+  if (!pruning.decision.removed.empty() && s.rows.empty() && s.status.layer + 1 >= s.resume_layer) {
+    Remove(sequence);
+  }
+}
+
+void Engine::Impl::ObserveLayer(Sequence* sequence) {
+  Sequence& s = *sequence;
+  SequencePruning& pruning = *s.pruning;
+  const PruneProblem& problem = pruning.run->problem();
+  const std::vector<int64_t> begin(problem.n_observers(), 0);
+  std::vector<int64_t> end;
+  for (const int64_t token : problem.observers) end.push_back(token + 1);
+  const ObserverRowsParams params{.q = pruning.queries.queries(),
+                                  .kv = s.kv.View(s.status.layer),
+                                  .begin = begin,
+                                  .end = end,
+                                  .scale = config.attention_scale,
+                                  .chunk_of = problem.chunk_of,
+                                  .n_chunks = problem.n_chunks(),
+                                  .first_proposal = problem.first_proposal};
+  const int64_t n_rows = config.query_heads * problem.n_observers();
+  mean_attention.Resize(config.query_heads * problem.n_tokens());
+  chunk_mass.Resize(n_rows * problem.n_chunks());
+  const ObserverRows rows{
+      .mean_attention = {mean_attention.data(), {config.query_heads, problem.n_tokens()}},
+      .chunk_mass = {chunk_mass.data(), {n_rows, problem.n_chunks()}}};
+  ReadObserverRows(*threads, params, rows, observer_workspace);
+  pruning.decision =
+      pruning.run->Observe(s.status.layer + 1, {rows.mean_attention, rows.chunk_mass});
+  pruning.queries.NextLayer();
+  if (pruning.decision.removed.empty()) return;
+
+  std::vector<uint8_t> removed(problem.n_chunks());
+  for (const int32_t chunk : pruning.decision.removed) removed[chunk] = 1;
+  output_norms.Resize(2 * n_rows);
+  const ObserverOutputs outputs{
+      .norm = {output_norms.data(), {config.query_heads, problem.n_observers()}},
+      .change = {output_norms.data() + n_rows, {config.query_heads, problem.n_observers()}}};
+  MeasureRemoval(*threads, params, removed, outputs);
+  const auto mean = [&](const double* row) {
+    return std::accumulate(row, row + problem.n_observers(), 0.0) /
+           static_cast<double>(problem.n_observers());
+  };
+  for (int head = 0; head < config.query_heads; ++head) {
+    pruning.record.output_norm.push_back(mean(outputs.norm.row(head)));
+    pruning.record.output_change.push_back(mean(outputs.change.row(head)));
+  }
+}
+
+// Of all tokens the hidden states above the layers computed so far, and their pages.
+void Engine::Impl::Park(Sequence* sequence) {
+  Sequence& s = *sequence;
+  const int64_t n_rows = s.n_prompt() - s.n_reused;
+  ParkedPrompt prompt{.tokens = s.request.tokens,
+                      .n_layers = s.status.layer + 1,
+                      .kv = s.kv.Fork(),
+                      .first_row = s.n_reused};
+  for (int layer = prompt.n_layers; layer < config.n_layers; ++layer) prompt.kv.Truncate(layer, 0);
+  prompt.hidden.Resize(n_rows * config.hidden);
+  std::copy_n(s.hidden.data(), n_rows * config.hidden, prompt.hidden.data());
+  s.pruning->record.parked_bytes = parked.BytesOf(n_rows);
+  parked.Park(std::move(prompt));
+}
+
+// The layers above see only what is retained; their positions stay.
+void Engine::Impl::Remove(Sequence* sequence) {
+  Sequence& s = *sequence;
+  SequencePruning& pruning = *s.pruning;
+  const bool drop_kv = s.pruner->policy->params.drop_kv;
+  if (!drop_kv && parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
+  std::vector<bool> removed(pruning.chunks.size());
+  for (const int32_t chunk : pruning.decision.removed) removed[chunk] = true;
+  for (int64_t token = 0; token < s.n_prompt(); ++token) {
+    const int32_t chunk = pruning.run->problem().chunk_of[token];
+    if (chunk >= 0 && removed[chunk]) continue;
+    const auto row = std::ssize(s.rows);
+    if (token >= s.n_reused && row < token) {
+      std::copy_n(s.hidden.data() + (token - s.n_reused) * config.hidden, config.hidden,
+                  s.hidden.data() + (row - s.n_reused) * config.hidden);
+    }
+    s.rows.push_back(static_cast<int32_t>(token));
+  }
+  pruning.n_whole =
+      std::mismatch(s.rows.begin(), s.rows.end(), s.positions.begin()).first - s.rows.begin();
+  s.status.n_prompt = std::ssize(s.rows);
+  pruning.record.applied_layer = s.status.layer + 1;
+  if (drop_kv) {
+    const std::vector<int64_t> kept(s.rows.begin(), s.rows.end());
+    for (int layer = 0; layer <= s.status.layer; ++layer) {
+      if (config.layers[layer].window == 0) KeepTokens(&s.kv, layer, kept);
+    }
+  }
+}
+
+// The last layer is done: the record is complete.
+void Engine::Impl::FinishPruning(Sequence* sequence) {
+  Sequence& s = *sequence;
+  PruneLedger& record = s.pruning->record;
+  {
+    ScopedTimer timer(s.ledger.prefill.seconds.prune);
+    s.pruning->run->Finish();
+  }
+  record.policy = s.pruning->run->record();
+  record.resumed_layers = s.resume_layer;
+  record.resumed_tokens = s.resume_layer == 0 ? 0 : s.n_resumed;
+  record.rows_computed = s.rows_done;
+  record.rows_dense = (s.n_prompt() - s.n_reused) * config.n_layers;
+  s.ledger.pruning = std::make_shared<PruneLedger>(std::move(record));
+}
+
+}  // namespace winnow

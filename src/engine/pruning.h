@@ -1,0 +1,45 @@
+// What the engine keeps of one prompt whose chunks may be dropped in mid-prefill.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention/observers.h"
+#include "ledger/ledger.h"
+#include "policy/prefill/prefill_policy.h"
+
+namespace winnow {
+
+// What an arm that prunes does with this engine's model.
+struct EnginePruner {
+  std::unique_ptr<PrefillPolicy> policy;
+  PruneProfile profile;
+};
+
+struct SequencePruning {
+  SequencePruning(std::vector<std::pair<int64_t, int64_t>> chunks_in,
+                  std::unique_ptr<PruneRun> run_in, int query_heads, int head_dim)
+      : chunks(std::move(chunks_in)),
+        run(std::move(run_in)),
+        queries(run->problem().observers, query_heads, head_dim) {}
+
+  bool Monitors(int layer) const {  // from 1
+    const std::vector<int>& layers = run->MonitoredLayers();
+    return decision.removed.empty() &&
+           std::find(layers.begin(), layers.end(), layer) != layers.end();
+  }
+
+  std::vector<std::pair<int64_t, int64_t>> chunks;  // tokens [begin, end) of each candidate
+  std::unique_ptr<PruneRun> run;
+  ObserverQueries queries;
+  PruneDecision decision;  // the last one
+  // Tokens before the first dropped one: where they were, and as a dense prefill leaves them.
+  int64_t n_whole = std::numeric_limits<int64_t>::max();
+  PruneLedger record;
+};
+
+}  // namespace winnow

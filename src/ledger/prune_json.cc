@@ -1,0 +1,140 @@
+#include <cmath>
+#include <utility>
+
+#include "ledger/ledger.h"
+
+namespace winnow {
+namespace {
+
+using nlohmann::ordered_json;
+
+// JSON has no NaN and no infinity: what is not defined is null.
+ordered_json NumberOrNull(double x) { return std::isfinite(x) ? ordered_json(x) : nullptr; }
+
+ordered_json NumbersJson(const std::vector<double>& values) {
+  ordered_json list = ordered_json::array();
+  for (const double value : values) list.push_back(NumberOrNull(value));
+  return list;
+}
+
+ordered_json AuditJson(const PruneLayerAccount& layer) {
+  if (!layer.audited) return nullptr;
+  return {{"vacuous", layer.audit_vacuous},
+          {"uninformative", layer.audit_uninformative},
+          {"worst_upper", NumberOrNull(layer.audit_worst_upper)},
+          {"mean", NumbersJson(layer.audit_mean)},
+          {"upper", NumbersJson(layer.audit_upper)},
+          {"eps", NumbersJson(layer.audit_eps)}};
+}
+
+ordered_json LayerJson(const PruneLayerAccount& layer, LedgerDetail detail) {
+  ordered_json json = {
+      {"layer", layer.layer},
+      {"verdict", Name(layer.verdict)},
+      {"document_mass", NumberOrNull(layer.document_mass)},
+      {"groups_fallen_back", layer.groups_fallen_back},
+      {"heads_outside_envelope", layer.heads_outside_envelope},
+      {"removed", layer.removed},
+      {"saving", layer.saving},
+      {"worst_row_share", NumberOrNull(layer.worst_row_share)},
+      {"saving_bound", NumberOrNull(layer.saving_bound)},
+      {"dual_gap", NumberOrNull(layer.saving_bound - static_cast<double>(layer.saving))},
+      {"target_infeasible", layer.target_infeasible},
+      {"set_change", NumberOrNull(layer.set_change)},
+      {"streak", layer.streak},
+      {"audit", AuditJson(layer)},
+      {"pooled_removed", NumberOrNull(layer.pooled_removed)},
+      {"seconds",
+       {{"score", layer.seconds_score},
+        {"scan", layer.seconds_scan},
+        {"dual", layer.seconds_dual},
+        {"audit", layer.seconds_audit}}}};
+  if (detail == LedgerDetail::kFull) {
+    json["prices"] = {{"rows", NumbersJson(layer.row_prices)},
+                      {"row", layer.price_row},
+                      {"row_price", layer.row_price},
+                      {"count", layer.count_price}};
+    json["head_removed"] = NumbersJson(layer.head_removed);
+    json["head_envelope"] = NumbersJson(layer.head_envelope);
+    json["constraints"] = {{"eps", NumbersJson(layer.constraint_eps)},
+                           {"mass", NumbersJson(layer.constraint_mass)}};
+  }
+  return json;
+}
+
+ordered_json ChunksJson(const std::vector<PruneChunkAccount>& chunks) {
+  ordered_json list = ordered_json::array();
+  for (const PruneChunkAccount& chunk : chunks) {
+    list.push_back({{"first", chunk.first},
+                    {"tokens", chunk.tokens},
+                    {"kept", chunk.kept},
+                    {"score", NumberOrNull(chunk.score)},
+                    {"mass", NumberOrNull(chunk.mass)}});
+  }
+  return list;
+}
+
+// Runs of retained positions, [first, end).
+ordered_json RetainedJson(const PrefillAccount& policy) {
+  ordered_json runs = ordered_json::array();
+  int64_t at = 0;
+  const auto add = [&](int64_t end) {
+    if (end > at) runs.push_back({at, end});
+  };
+  for (const PruneChunkAccount& chunk : policy.chunks) {
+    if (chunk.kept) continue;
+    add(chunk.first);
+    at = chunk.first + chunk.tokens;
+  }
+  add(policy.prompt_tokens);
+  return runs;
+}
+
+}  // namespace
+
+ordered_json ToJson(const PruneLedger& pruning, LedgerDetail detail) {
+  const PrefillAccount& p = pruning.policy;
+  ordered_json layers = ordered_json::array();
+  for (const PruneLayerAccount& layer : p.layers) layers.push_back(LayerJson(layer, detail));
+  ordered_json json = {
+      {"policy", p.policy},
+      {"profile", p.profile},
+      {"outcome", Name(p.outcome)},
+      {"reason", p.reason.empty() ? ordered_json(nullptr) : ordered_json(p.reason)},
+      {"accepted_layer", p.accepted_layer},
+      {"applied_layer", pruning.applied_layer},
+      {"candidate_tokens", p.candidate_tokens},
+      {"target_saving", p.target_saving},
+      {"removed_tokens", p.removed_tokens},
+      {"resumed", {{"layers", pruning.resumed_layers}, {"tokens", pruning.resumed_tokens}}},
+      {"parked_bytes", pruning.parked_bytes},
+      {"rows_computed", pruning.rows_computed},
+      {"rows_dense", pruning.rows_dense},
+      {"parameters",
+       {{"min_chunks", p.min_chunks},
+        {"max_set_change", p.max_set_change},
+        {"min_streak", p.min_streak},
+        {"row_error", p.row_error},
+        {"monitored_layers", p.monitored_layers}}},
+      {"observers",
+       {{"first", p.observers.empty() ? ordered_json(nullptr) : ordered_json(p.observers.front())},
+        {"count", p.observers.size()},
+        {"first_proposal", p.first_proposal}}},
+      {"audit",
+       {{"mode", p.audit_mode},
+        {"slack", NumberOrNull(p.audit_slack)},
+        {"vacuous", p.audit_vacuous},
+        {"uninformative", p.audit_uninformative},
+        {"seed", p.audit_seed},
+        {"draws", p.audit_draws.size()}}},
+      {"layers", std::move(layers)},
+      {"output_change", NumbersJson(pruning.output_change)},
+      {"output_norm", NumbersJson(pruning.output_norm)},
+      {"chunks", ChunksJson(p.chunks)},
+      {"retained", RetainedJson(p)},
+      {"seconds", p.seconds()}};
+  if (detail == LedgerDetail::kFull) json["audit"]["indices"] = p.audit_draws;
+  return json;
+}
+
+}  // namespace winnow
