@@ -155,25 +155,22 @@ bool ReadObserverRows(ThreadPool& pool, const ObserverRowsParams& params, const 
     return workspace.scratch.span().subspan(thread * scratch_floats, scratch_floats);
   };
 
-  const int64_t head_masses = n_observers * params.n_chunks;
-  pool.ForEach(query_heads, [&](int64_t head, int /*thread*/) {
-    PackObservers(state, head);
-    std::fill_n(out.chunk_mass.data + head * head_masses, head_masses, 0.0);
-  });
+  // What is done a row alone is under 2% of the work: on one thread it saves three barriers.
+  std::ranges::fill(out.chunk_mass.span(), 0.0);
+  for (int64_t head = 0; head < query_heads; ++head) PackObservers(state, head);
   const bool have_sums = params.log_mass.data != nullptr;
   if (!have_sums) {
     pool.ForEach(n_blocks * kv_heads, [&](int64_t task, int thread) {
       SumObserverBlock(state, static_cast<int>(task % kv_heads), task / kv_heads, scratch(thread));
     });
   }
-  pool.ForEach(query_heads, [&](int64_t head, int /*thread*/) {
+  for (int64_t head = 0; head < query_heads; ++head) {
     have_sums ? TakeLogMass(state, head) : MergeBlocks(state, n_blocks, head);
-  });
+  }
   pool.ForEach(n_blocks * kv_heads, [&](int64_t task, int thread) {
     ReadObserverBlock(state, static_cast<int>(task % kv_heads), task / kv_heads, scratch(thread));
   });
-  pool.ForEach(query_heads,
-               [&](int64_t head, int /*thread*/) { AddBlockHeads(state, chunk_before, head); });
+  for (int64_t head = 0; head < query_heads; ++head) AddBlockHeads(state, chunk_before, head);
   return std::all_of(state.factor, state.factor + query_heads * state.padded,
                      [](float factor) { return std::isfinite(factor); });
 }
