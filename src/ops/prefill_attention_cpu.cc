@@ -22,8 +22,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-#include "ops/fast_exp-inl.h"
-#include "ops/rows_cpu-inl.h"
+#include "ops/query_panels-inl.h"
 
 #ifndef WINNOW_OPS_PREFILL_ATTENTION_CPU_ONCE_
 #define WINNOW_OPS_PREFILL_ATTENTION_CPU_ONCE_
@@ -85,51 +84,8 @@ using prefill::kTileTokens;
 using prefill::RoundUp;
 using prefill::Scratch;
 
-// Register blocking: kBlockRows × kPanelVectors accumulators, the vectors of one step and one
-// broadcast scalar: 8·3 + 3 + 1 of 32 registers, 4·3 + 3 + 1 of 16. Each step then loads fewer
-// operands than it multiplies, and more accumulators are in flight than two FMA ports of latency 4
-// or 5 need.
-constexpr int kBlockRows = kVectorRegisters == 32 ? 8 : 4;
-constexpr int kPanelVectors = 3;
 constexpr int64_t kPanelRows = kPanelVectors * static_cast<int64_t>(kLanes);
 static_assert(kPrefillRowUnit % kPanelRows == 0 && prefill::kMaxBlockRows % kBlockRows == 0);
-
-// c [kBlockRows][width] = a·b, or c·factor + a·b with a factor a column; a(i, step) lies at
-// a[i·row_stride + step·step_stride], b is [steps][width], width = kVectors·kLanes.
-template <int kVectors, bool kAccumulate>
-HWY_INLINE void MultiplyBlock(const float* HWY_RESTRICT a, int64_t row_stride, int64_t step_stride,
-                              const float* HWY_RESTRICT b, int64_t steps, float* HWY_RESTRICT c,
-                              const VF32* factor) {
-  constexpr int64_t kWidth = kVectors * static_cast<int64_t>(kLanes);
-  const F32 f32;
-  VF32 sums[kBlockRows][kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kBlockRows; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      sums[i][v] = kAccumulate ? hn::Mul(hn::Load(f32, c + i * kWidth + v * kLanes), factor[v])
-                               : hn::Zero(f32);
-    }
-  }
-  for (int64_t step = 0; step < steps; ++step) {
-    VF32 columns[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) columns[v] = hn::Load(f32, b + v * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlockRows; ++i) {
-      const VF32 scalar = hn::Set(f32, a[i * row_stride]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[i][v] = hn::MulAdd(scalar, columns[v], sums[i][v]);
-    }
-    a += step_stride;
-    b += kWidth;
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kBlockRows; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) hn::Store(sums[i][v], f32, c + i * kWidth + v * kLanes);
-  }
-}
 
 // A run of rows computed together and the tokens they see: some row sees [begin, end), all rows see
 // [all_begin, all_end) where that is not empty.
@@ -159,7 +115,9 @@ class Task {
     for (int64_t tile = begin / kTileTokens * kTileTokens; tile < end; tile += kTileTokens) {
       const int64_t first = std::max(begin, tile);
       const int64_t last = std::min(end, tile + kTileTokens);
-      ConvertTile(first, last);
+      // Prefetching the next tile between panels gained less than 1%, so there is none.
+      ConvertTokens(params_.kv, task_.head, true, first, last, s_.stride, s_.keys);
+      ConvertTokens(params_.kv, task_.head, false, first, last, s_.stride, s_.values);
       for (int64_t row = 0; row < rows_; row += kPanelRows) Attend(MakePanel(row), first, last);
     }
     for (int64_t row = 0; row < rows_; row += kPanelRows) Unpack(MakePanel(row));
@@ -204,54 +162,6 @@ class Task {
     std::fill_n(s_.out + panel.first_row * s_.stride, s_.stride * width, 0.0f);
   }
 
-  // Prefetching the next tile between panels gained less than 1%, so there is none.
-  void ConvertTile(int64_t first, int64_t last) {
-    switch (params_.kv.layout->dtype) {
-      case DType::kF32:
-        return ConvertRows<F32Row>(first, last);
-      case DType::kF16:
-        return ConvertRows<F16Row>(first, last);
-      case DType::kQ8_0:
-        return ConvertRows<Q8Row>(first, last);
-    }
-  }
-
-  template <typename Row>
-  void ConvertRows(int64_t first, int64_t last) {
-    const PageLayout& layout = *params_.kv.layout;
-    for (int64_t token = first; token < last;) {
-      const int64_t page = token / layout.slots;
-      const int64_t slot = token % layout.slots;
-      const int64_t n = std::min(last - token, layout.slots - slot);
-      const std::byte* key = params_.kv.Keys(page, task_.head) + slot * layout.row_bytes;
-      const std::byte* value = params_.kv.Values(page, task_.head) + slot * layout.row_bytes;
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t row = (token - first + i) * s_.stride;
-        ConvertRow<Row>(key + i * layout.row_bytes, s_.keys + row);
-        ConvertRow<Row>(value + i * layout.row_bytes, s_.values + row);
-      }
-      token += n;
-    }
-    // Scores are computed for whole blocks of tokens.
-    std::fill_n(s_.keys + (last - first) * s_.stride, kBlockRows * s_.stride, 0.0f);
-  }
-
-  template <typename Row>
-  void ConvertRow(const std::byte* row, float* to) const {
-    const F32 f32;
-    int64_t i = 0;
-    for (; i + static_cast<int64_t>(kRowUnit) <= head_dim_; i += kRowUnit) {
-      const std::byte* const at = Row::At(row, i);
-      for (size_t j = 0; j < kRowUnit; j += kLanes) hn::Store(Row::Load(at, j), f32, to + i + j);
-    }
-    const std::byte* const at = Row::At(row, i);
-    for (int64_t j = 0; i + j < head_dim_; j += kLanes) {
-      const int64_t n = head_dim_ - i - j;
-      hn::Store(n >= static_cast<int64_t>(kLanes) ? Row::Load(at, j) : Row::LoadTail(at, j, n), f32,
-                to + i + j);
-    }
-  }
-
   // Adds the tokens of [first, last), which are converted, that the panel sees.
   void Attend(const Panel& panel, int64_t first, int64_t last) {
     const int64_t from = std::max(first, panel.begin);
@@ -274,77 +184,20 @@ class Task {
     constexpr int64_t kWidth = kVectors * static_cast<int64_t>(kLanes);
     const float* const q = s_.q + panel.first_row * s_.stride;
     const float* const keys = s_.keys + tile_row * s_.stride;
-    for (int64_t i = 0; i < n; i += kBlockRows) {
-      MultiplyBlock<kVectors, false>(keys + i * s_.stride, s_.stride, 1, q, head_dim_,
-                                     s_.scores + i * kWidth, nullptr);
-    }
+    ScoreKeys<kVectors>(keys, s_.stride, n, q, head_dim_, s_.scores);
+    const PanelRows rows = {.begin = s_.begin + panel.first_row,
+                            .end = s_.end + panel.first_row,
+                            .max = s_.max + panel.first_row,
+                            .sum = s_.sum + panel.first_row};
     VF32 factor[kVectors];
-    Mask<kVectors>(panel, token, 0, std::min(n, panel.all_begin - token));
-    Mask<kVectors>(panel, token, std::max<int64_t>(0, panel.all_end - token), n);
-    Softmax<kVectors>(panel, n, factor);
+    MaskScores<kVectors>(rows, token, 0, std::min(n, panel.all_begin - token), s_.scores);
+    MaskScores<kVectors>(rows, token, std::max<int64_t>(0, panel.all_end - token), n, s_.scores);
+    RunningSoftmax<kVectors>(rows, n, s_.scores, factor);
     float* const out = s_.out + panel.first_row * s_.stride;
     const float* const values = s_.values + tile_row * s_.stride;
     for (int64_t d = 0; d < head_dim_; d += kBlockRows) {
       MultiplyBlock<kVectors, true>(values + d, 1, s_.stride, s_.scores, n, out + d * kWidth,
                                     factor);
-    }
-  }
-
-  // Of the tokens first..last-1 after `token`, scores of those that a row does not see become -inf,
-  // whatever they were.
-  template <int kVectors>
-  void Mask(const Panel& panel, int64_t token, int64_t first, int64_t last) {
-    const F32 f32;
-    const VF32 hidden = hn::Set(f32, -std::numeric_limits<float>::infinity());
-    for (int v = 0; v < kVectors; ++v) {
-      const VF32 begin = hn::Load(f32, s_.begin + panel.first_row + v * kLanes);
-      const VF32 end = hn::Load(f32, s_.end + panel.first_row + v * kLanes);
-      for (int64_t i = first; i < last; ++i) {
-        float* const at = s_.scores + (i * kVectors + v) * kLanes;
-        const VF32 position = hn::Set(f32, static_cast<float>(token + i));
-        const auto seen = hn::And(hn::Ge(position, begin), hn::Lt(position, end));
-        hn::Store(hn::IfThenElse(seen, hn::Load(f32, at), hidden), f32, at);
-      }
-    }
-  }
-
-  // Turns the scores of n tokens into weights under the running maximum; `factor` brings what was
-  // summed before to the new maximum (1 where it did not grow).
-  template <int kVectors>
-  HWY_INLINE void Softmax(const Panel& panel, int64_t n, VF32* factor) {
-    const F32 f32;
-    const VF32 lowest = hn::Set(f32, -std::numeric_limits<float>::infinity());
-    VF32 max[kVectors];
-    VF32 sum[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      max[v] = hn::Load(f32, s_.max + panel.first_row + v * kLanes);
-      sum[v] = hn::Zero(f32);
-    }
-    const float* score = s_.scores;
-    for (int64_t i = 0; i < n; ++i) {
-      for (int v = 0; v < kVectors; ++v, score += kLanes) {
-        max[v] = hn::Max(hn::Load(f32, score), max[v]);
-      }
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      float* const row_max = s_.max + panel.first_row + v * kLanes;
-      const VF32 old_max = hn::Load(f32, row_max);
-      hn::Store(max[v], f32, row_max);
-      // A row that has seen nothing yet: -inf - 0 has weight 0, where -inf + inf would be NaN.
-      max[v] = hn::IfThenZeroElse(hn::Eq(max[v], lowest), max[v]);
-      factor[v] = FastExp2(f32, hn::Sub(old_max, max[v]));
-    }
-    float* weight = s_.scores;
-    for (int64_t i = 0; i < n; ++i) {
-      for (int v = 0; v < kVectors; ++v, weight += kLanes) {
-        const VF32 w = FastExp2(f32, hn::Sub(hn::Load(f32, weight), max[v]));
-        sum[v] = hn::Add(sum[v], w);
-        hn::Store(w, f32, weight);
-      }
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      float* const row_sum = s_.sum + panel.first_row + v * kLanes;
-      hn::Store(hn::MulAdd(hn::Load(f32, row_sum), factor[v], sum[v]), f32, row_sum);
     }
   }
 
