@@ -13,13 +13,15 @@ namespace winnow {
 namespace {
 
 const std::vector<std::string>& Kinds() {
-  static const std::vector<std::string> kKinds = {"select", "solver", "residual", "certify"};
+  static const std::vector<std::string> kKinds = {"select", "solver", "residual", "certify",
+                                                  "prefill"};
   return kKinds;
 }
 
 struct ParsedArm {
-  std::unique_ptr<DecodePolicy> policy;  // null: dense
-  std::string resolved;
+  std::unique_ptr<DecodePolicy> policy;    // null: dense
+  std::unique_ptr<PrefillPolicy> prefill;  // null: nothing is pruned
+  std::string resolved;                    // of decode
 };
 
 // One "kind=name" with the parameters after it.
@@ -121,10 +123,8 @@ void RefuseContradictions(const DecodePolicy& policy, const Clause& select, cons
   }
 }
 
-ParsedArm Parse(std::string_view text) {
-  // No profile is built in yet that says where sparse reading pays.
-  if (text == "dense" || text == "auto") return {nullptr, "dense"};
-  std::vector<Clause> clauses = ParseClauses(text);
+// Of what decode reads.
+ParsedArm ParseDecode(std::vector<Clause> clauses) {
   Clause select{"select", "sketch", Params("select=sketch")};
   Clause solver{"solver", "softmax", Params("solver=softmax")};
   Clause residual{"residual", "none", Params("residual=none")};
@@ -157,7 +157,37 @@ ParsedArm Parse(std::string_view text) {
     resolved += fmt::format("{}{}={}{}", resolved.empty() ? "" : ",", clause->kind, clause->name,
                             clause->params.Canonical());
   }
-  return {std::move(policy), std::move(resolved)};
+  return {std::move(policy), nullptr, std::move(resolved)};
+}
+
+std::unique_ptr<PrefillPolicy> ParsePrefill(Clause clause) {
+  std::unique_ptr<PrefillPolicy> policy = MakePruner(clause.name, clause.params);
+  clause.params.Finish();
+  if (policy != nullptr) {
+    policy->text = fmt::format("prefill={}{}", clause.name, clause.params.Canonical());
+  }
+  return policy;
+}
+
+ParsedArm Parse(std::string_view text) {
+  // No profile is built in yet that says where sparse reading pays.
+  if (text == "dense" || text == "auto") return {nullptr, nullptr, "dense"};
+  std::vector<Clause> clauses = ParseClauses(text);
+  const auto prefill = std::find_if(clauses.begin(), clauses.end(),
+                                    [](const Clause& clause) { return clause.kind == "prefill"; });
+  std::unique_ptr<PrefillPolicy> pruner;
+  if (prefill != clauses.end()) {
+    pruner = ParsePrefill(std::move(*prefill));
+    clauses.erase(prefill);
+  }
+  ParsedArm arm =
+      clauses.empty() ? ParsedArm{nullptr, nullptr, "dense"} : ParseDecode(std::move(clauses));
+  arm.prefill = std::move(pruner);
+  return arm;
+}
+
+uint64_t Fingerprint(const std::string& resolved) {
+  return HashBytes(std::as_bytes(std::span(resolved))).low | 1;
 }
 
 }  // namespace
@@ -167,13 +197,21 @@ std::vector<std::string> KnownArms() { return {"auto", "dense"}; }
 Arm ParseArm(std::string_view text) {
   const ParsedArm parsed = Parse(text);
   Arm arm{.text = std::string(text), .resolved = parsed.resolved};
-  if (parsed.policy != nullptr) {
-    arm.fingerprint = HashBytes(std::as_bytes(std::span(arm.resolved))).low | 1;
+  if (parsed.policy != nullptr) arm.fingerprint = Fingerprint(parsed.resolved);
+  if (parsed.prefill != nullptr) {
+    arm.prefill_fingerprint = Fingerprint(parsed.prefill->text);
+    arm.resolved = parsed.policy == nullptr
+                       ? parsed.prefill->text
+                       : fmt::format("{},{}", parsed.resolved, parsed.prefill->text);
   }
   return arm;
 }
 
 std::unique_ptr<DecodePolicy> MakeDecodePolicy(std::string_view text) { return Parse(text).policy; }
+
+std::unique_ptr<PrefillPolicy> MakePrefillPolicy(std::string_view text) {
+  return Parse(text).prefill;
+}
 
 PlaneSet ArmPlanes(const std::vector<std::string>& arms) {
   PlaneSet planes;

@@ -74,7 +74,8 @@ TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
                                 "select=cascade,super=3",
                                 "solver=fw",
                                 "select=vashista,solver=eg,eps=0.5,iters=3",
-                                "solver=eg,leakage=0.05"}) {
+                                "solver=eg,leakage=0.05",
+                                "select=sketch,prefill=entroprefill,keep=0.125"}) {
     const std::string resolved = ParseArm(arm).resolved;
     EXPECT_EQ(ParseArm(resolved).resolved, resolved) << arm;
     EXPECT_NE(ParseArm(arm).fingerprint, 0u);
@@ -214,6 +215,60 @@ TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {
   EXPECT_EQ(ArmPlanes({"select=recent,certify=sketch"}), PlaneSet({Plane::kKeys8}));
   EXPECT_EQ(ArmPlanes({"select=recent,certify=deterministic"}),
             ArmPlanes({"select=recent,certify=sample"}));
+}
+
+TEST(Arm, PruningStandsBesideDecodeInAnyOrder) {
+  const Arm both = ParseArm("prefill=entroprefill,keep=0.5,select=sketch,bits=2");
+  EXPECT_EQ(both.fingerprint, ParseArm("select=sketch,bits=2").fingerprint);
+  EXPECT_EQ(both.prefill_fingerprint,
+            ParseArm("prefill=entroprefill,keep=0.5").prefill_fingerprint);
+  EXPECT_EQ(both.resolved, ParseArm("select=sketch,bits=2,prefill=entroprefill,keep=0.5").resolved);
+  const Arm alone = ParseArm("prefill=mass,target_tokens=100");
+  EXPECT_EQ(alone.fingerprint, 0u);
+  EXPECT_NE(alone.prefill_fingerprint, 0u);
+  EXPECT_EQ(MakeDecodePolicy("prefill=mass"), nullptr);
+  EXPECT_NE(MakePrefillPolicy("select=sketch,prefill=mass"), nullptr);
+  EXPECT_EQ(MakePrefillPolicy("select=sketch"), nullptr);
+  EXPECT_EQ(ParseArm("prefill=none").resolved, "dense");
+  EXPECT_EQ(ParseArm("prefill=none").prefill_fingerprint, 0u);
+  EXPECT_EQ(ParseArm("prefill=none,select=all").resolved, ParseArm("select=all").resolved);
+}
+
+TEST(Arm, ResolvedPruningIsAFixedPoint) {
+  for (const std::string arm :
+       {"prefill=entroprefill", "prefill=mass,tau=0.5,audit=kl,seed=3,dual=lp",
+        "prefill=uniform,uncalibrated=1,layers=18+19", "prefill=random,seed=9,m0=3",
+        "prefill=recency,target_tokens=512,pruned_kv=drop,profile=early",
+        "prefill=entroprefill,uncalibrated=1", "prefill=entroprefill,theta=0.1,v=0,eps=0"}) {
+    const Arm parsed = ParseArm(arm);
+    EXPECT_EQ(ParseArm(parsed.resolved).resolved, parsed.resolved) << arm;
+    EXPECT_EQ(ParseArm(parsed.resolved).prefill_fingerprint, parsed.prefill_fingerprint) << arm;
+  }
+  // What the profile says is not overridden by a default.
+  EXPECT_THAT(ParseArm("prefill=entroprefill").resolved, testing::Not(testing::HasSubstr("keep=")));
+  EXPECT_THAT(ParseArm("prefill=entroprefill,uncalibrated=1").resolved,
+              testing::HasSubstr("keep=0.25"));
+}
+
+TEST(Arm, PruningOutOfRangeIsRefused) {
+  EXPECT_THAT(UsageError("prefill=entropefill"), testing::HasSubstr("'entroprefill'?"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,eps=1"), testing::HasSubstr("eps takes a number"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,eps_audit=-0.1"), testing::HasSubstr("eps_audit"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,delta=0"), testing::HasSubstr("delta takes"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,delta=1"), testing::HasSubstr("delta takes"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,m0=-1"), testing::HasSubstr("m0 takes"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,zeta=0"), testing::HasSubstr("zeta takes"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,tau=nan"), testing::HasSubstr("tau takes"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,layers=3"), testing::HasSubstr("uncalibrated=1"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,uncalibrated=1,layers=4+3"),
+              testing::HasSubstr("rising order"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,uncalibrated=1,profile=late"),
+              testing::HasSubstr("contradict"));
+  EXPECT_THAT(UsageError("prefill=entroprefill,keep=0.5,target_tokens=9"),
+              testing::HasSubstr("contradict"));
+  EXPECT_THAT(UsageError("prefill=mass,lambda=1"), testing::HasSubstr("no parameter 'lambda'"));
+  EXPECT_THAT(UsageError("prefill=uniform,zeta=1"), testing::HasSubstr("no parameter 'zeta'"));
+  EXPECT_THAT(UsageError("prefill=none,keep=0.5"), testing::HasSubstr("no parameter 'keep'"));
 }
 
 }  // namespace
