@@ -23,6 +23,7 @@
 #include "kv/page_layout.h"
 #include "kv/page_pool.h"
 #include "kv/prefix_cache.h"
+#include "ops/observer_rows.h"
 
 namespace winnow {
 

@@ -4,6 +4,8 @@
 
 #include "engine/engine_impl.h"
 #include "model/model_hash.h"
+#include "ops/observer_rows.h"
+#include "policy/arm.h"
 
 namespace winnow {
 namespace {
@@ -44,7 +46,7 @@ EnginePruner* Engine::Impl::PrunerOf(const Arm& arm) {
   for (int layer = 0; layer < config.n_layers; ++layer) {
     if (config.layers[layer].window == 0) model.global_layers.push_back(layer + 1);
   }
-  PruneProfile profile = FindPruneProfile(policy->params, model, BuiltInPruneProfiles());
+  PruneProfile profile = FindPruneProfile(policy->params, model, {});
   return &pruners.emplace(arm.resolved, EnginePruner{std::move(policy), std::move(profile)})
               .first->second;
 }
@@ -168,8 +170,7 @@ void Engine::Impl::Park(Sequence* sequence) {
 void Engine::Impl::Remove(Sequence* sequence) {
   Sequence& s = *sequence;
   SequencePruning& pruning = *s.pruning;
-  const bool drop_kv = s.pruner->policy->params.drop_kv;
-  if (!drop_kv && parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
+  if (parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
   std::vector<bool> removed(pruning.chunks.size());
   for (const int32_t chunk : pruning.decision.removed) removed[chunk] = true;
   for (int64_t token = 0; token < s.n_prompt(); ++token) {
@@ -186,12 +187,6 @@ void Engine::Impl::Remove(Sequence* sequence) {
       std::mismatch(s.rows.begin(), s.rows.end(), s.positions.begin()).first - s.rows.begin();
   s.status.n_prompt = std::ssize(s.rows);
   pruning.record.applied_layer = s.status.layer + 1;
-  if (drop_kv) {
-    const std::vector<int64_t> kept(s.rows.begin(), s.rows.end());
-    for (int layer = 0; layer <= s.status.layer; ++layer) {
-      if (config.layers[layer].window == 0) KeepTokens(&s.kv, layer, kept);
-    }
-  }
 }
 
 // The last layer is done: the record is complete.
