@@ -11,8 +11,8 @@ namespace {
 
 using Flags = std::vector<uint8_t>;
 
-AuditResult Passing() { return {.passes = true}; }
-AuditResult Failing() { return {.passes = false}; }
+constexpr auto Passing = [] { return AuditResult{.passes = true}; };
+constexpr auto Failing = [] { return AuditResult{.passes = false}; };
 
 TEST(SetChange, CountsRetainedChunks) {
   EXPECT_EQ(SetChange(Flags{1, 0, 0, 0}, Flags{1, 0, 0, 0}), 0);

@@ -37,10 +37,10 @@ PruneProblem FiveChunks(int64_t first_proposal = 0) {
 }
 
 // A run of "prefill=…" with layers 2 to 4, exact rows.
-class Run {
+class TestRun {
  public:
-  explicit Run(const std::string& params, PruneProblem problem = FiveChunks(),
-               PruneRunOptions options = {.float_rows = false})
+  explicit TestRun(const std::string& params, PruneProblem problem = FiveChunks(),
+                   PruneRunOptions options = {.float_rows = false})
       : problem_(std::move(problem)) {
     const std::unique_ptr<PrefillPolicy> policy =
         MakePrefillPolicy(params + ",uncalibrated=1,layers=2+3+4");
@@ -67,7 +67,7 @@ const std::vector<double> kLastTwoMatter = {0.01, 0.02, 0.03, 0.2, 0.3};
 const std::vector<double> kFirstTwoMatter = {0.3, 0.2, 0.03, 0.02, 0.01};
 
 TEST(PruneRun, AcceptsTheEarliestStableLayer) {
-  Run run("prefill=entroprefill,keep=0.6");
+  TestRun run("prefill=entroprefill,keep=0.6");
   EXPECT_THAT(run->MonitoredLayers(), ElementsAre(2, 3, 4));
   EXPECT_FALSE(run.ObserveMasses(2, kLastTwoMatter).accept);
   const PruneDecision decision = run.ObserveMasses(3, kLastTwoMatter);
@@ -102,7 +102,7 @@ TEST(PruneRun, AcceptsTheEarliestStableLayer) {
 }
 
 TEST(PruneRun, AChangeOfSetStartsTheStreakAnew) {
-  Run run("prefill=entroprefill,keep=0.6,theta=0.2");
+  TestRun run("prefill=entroprefill,keep=0.6,theta=0.2");
   EXPECT_FALSE(run.ObserveMasses(2, kLastTwoMatter).accept);
   EXPECT_FALSE(run.ObserveMasses(3, kFirstTwoMatter).accept);
   // {2, 3, 4} and {0, 1, 2} stay: 4 of 5 differ.
@@ -111,7 +111,7 @@ TEST(PruneRun, AChangeOfSetStartsTheStreakAnew) {
 }
 
 TEST(PruneRun, ANumberThatIsNoneClearsWhatCameBefore) {
-  Run run("prefill=entroprefill,keep=0.6");
+  TestRun run("prefill=entroprefill,keep=0.6");
   EXPECT_FALSE(run.ObserveMasses(2, kLastTwoMatter).accept);
   std::vector<double> rows = RowsWithMass(run.problem(), kLastTwoMatter);
   rows[rows.size() - 5] = kNaN;
@@ -124,7 +124,7 @@ TEST(PruneRun, ANumberThatIsNoneClearsWhatCameBefore) {
 }
 
 TEST(PruneRun, SaysWhyALayerIsInvalid) {
-  Run run("prefill=entroprefill,keep=0.6,v=0");
+  TestRun run("prefill=entroprefill,keep=0.6,v=0");
   // Sinks only, then nearly nothing on documents.
   EXPECT_FALSE(run.ObserveMasses(2, {0.001, 0, 0, 0, 0}).accept);
   EXPECT_FALSE(run.ObserveMasses(3, std::vector<double>(5, 0.0011)).accept);
@@ -143,7 +143,7 @@ TEST(PruneRun, SaysWhyALayerIsInvalid) {
 }
 
 TEST(PruneRun, MissesATargetThatTheBoundProvesOutOfReach) {
-  Run run("prefill=entroprefill,keep=0.2,v=0,eps=0.05");
+  TestRun run("prefill=entroprefill,keep=0.2,v=0,eps=0.05");
   EXPECT_FALSE(run.ObserveMasses(2, std::vector<double>(5, 0.1)).accept);
   EXPECT_EQ(run->record().layers[0].verdict, PruneVerdict::kTargetNotMet);
   EXPECT_TRUE(run->record().layers[0].target_infeasible);
@@ -152,7 +152,7 @@ TEST(PruneRun, MissesATargetThatTheBoundProvesOutOfReach) {
 }
 
 TEST(PruneRun, AFailedAuditTouchesNothingElse) {
-  Run run("prefill=entroprefill,keep=0.6,eps_audit=0.02");
+  TestRun run("prefill=entroprefill,keep=0.6,eps_audit=0.02");
   EXPECT_FALSE(run.ObserveMasses(2, kLastTwoMatter).accept);
   EXPECT_FALSE(run.ObserveMasses(3, kLastTwoMatter).accept);
   EXPECT_EQ(run->record().layers[1].verdict, PruneVerdict::kAuditFailed);
@@ -170,7 +170,7 @@ TEST(PruneRun, TheAuditSeesObserversThatDoNotPropose) {
   for (int64_t h = 0; h < 4; ++h) {
     std::copy_n(others.begin(), 2 * n, rows.begin() + h * 4 * n);
   }
-  Run run("prefill=entroprefill,keep=0.6,v=0,eps_audit=0.2", problem);
+  TestRun run("prefill=entroprefill,keep=0.6,v=0,eps_audit=0.2", problem);
   EXPECT_FALSE(run.Observe(2, rows).accept);
   EXPECT_THAT(run->record().layers[0].removed, testing::UnorderedElementsAre(0, 1));
   EXPECT_THAT(run->record().layers[0].audit_mean,
@@ -189,13 +189,13 @@ TEST(PruneRun, BypassesBeforeAnyLayerIsScored) {
         {"prefill=entroprefill,target_tokens=10", {5, 5}, PruneOutcome::kZeroTarget},
         {"prefill=entroprefill,m0=2", {5, 5}, PruneOutcome::kNothingRemovable},
         {"prefill=entroprefill", {1}, PruneOutcome::kNothingRemovable}}) {
-    Run run(params, MakeProblem({.chunk_tokens = chunks}));
+    TestRun run(params, MakeProblem({.chunk_tokens = chunks}));
     EXPECT_THAT(run->MonitoredLayers(), IsEmpty());
     EXPECT_EQ(run->Finish(), outcome);
     EXPECT_NE(run->record().reason, "");
   }
   // No documents, no question: nothing to complain about.
-  Run empty("prefill=entroprefill", MakeProblem({.chunk_tokens = {}, .observers = 0}));
+  TestRun empty("prefill=entroprefill", MakeProblem({.chunk_tokens = {}, .observers = 0}));
   EXPECT_EQ(empty->Finish(), PruneOutcome::kNoCandidates);
 }
 
@@ -204,7 +204,7 @@ TEST(PruneRun, OneTokenChunksAndTwoThousandOfThem) {
   for (const auto& chunks :
        {std::vector<int64_t>(6, 1), std::vector<int64_t>(2000, 1), RandomChunks(rng, 2000, 4)}) {
     const PruneProblem problem = MakeProblem({.chunk_tokens = chunks, .observers = 2});
-    Run run("prefill=entroprefill,keep=0.75,v=0,eps_audit=0.5", problem);
+    TestRun run("prefill=entroprefill,keep=0.75,v=0,eps_audit=0.5", problem);
     const PruneDecision decision = run.Observe(2, RandomRows(rng, problem, 1));
     EXPECT_TRUE(decision.accept);
     EXPECT_GE(run->record().removed_tokens, run->record().target_saving);
@@ -215,7 +215,7 @@ TEST(PruneRun, OneTokenChunksAndTwoThousandOfThem) {
 TEST(PruneRun, IsInvariantUnderTheOrderOfEqualChunks) {
   for (const std::vector<double>& masses :
        {std::vector<double>{0.1, 0.02, 0.1, 0.02, 0.1}, {0.02, 0.02, 0.1, 0.1, 0.1}}) {
-    Run run("prefill=entroprefill,keep=0.6,v=0");
+    TestRun run("prefill=entroprefill,keep=0.6,v=0");
     const PruneDecision decision = run.ObserveMasses(2, masses);
     ASSERT_TRUE(decision.accept);
     for (const int32_t chunk : decision.removed) EXPECT_EQ(masses[chunk], 0.02);
@@ -225,15 +225,15 @@ TEST(PruneRun, IsInvariantUnderTheOrderOfEqualChunks) {
 TEST(PruneRun, Float32RowsTightenTheTolerances) {
   // Two chunks of 0.25 each fill ε = 0.5 exactly, so not with a margin for rounding.
   const std::vector<double> masses = {0.125, 0.125, 0.25, 0.25, 0.2};
-  Run exact("prefill=entroprefill,keep=0.6,v=0,eps=0.25");
+  TestRun exact("prefill=entroprefill,keep=0.6,v=0,eps=0.25");
   EXPECT_TRUE(exact.ObserveMasses(2, masses).accept);
   EXPECT_EQ(exact->record().row_error, 0);
-  Run rounded("prefill=entroprefill,keep=0.6,v=0,eps=0.25", FiveChunks(), {.float_rows = true});
+  TestRun rounded("prefill=entroprefill,keep=0.6,v=0,eps=0.25", FiveChunks(), {.float_rows = true});
   EXPECT_FALSE(rounded.ObserveMasses(2, masses).accept);
   EXPECT_EQ(rounded->record().layers[0].verdict, PruneVerdict::kTargetNotMet);
   EXPECT_EQ(rounded->record().row_error, kFloatRowError);
   // ε = 0 still lets chunks of no mass go.
-  Run none("prefill=entroprefill,keep=0.6,v=0,eps=0", FiveChunks(), {.float_rows = true});
+  TestRun none("prefill=entroprefill,keep=0.6,v=0,eps=0", FiveChunks(), {.float_rows = true});
   EXPECT_TRUE(none.ObserveMasses(2, {0, 0, 0.25, 0.25, 0.2}).accept);
 }
 
@@ -241,7 +241,7 @@ TEST(PruneRun, AuditModesDifferInTheirSlack) {
   double slack[3] = {};
   int i = 0;
   for (const std::string mode : {"exact", "kl", "hoeffding"}) {
-    Run run("prefill=entroprefill,keep=0.6,v=0,seed=5,m_a=400,audit=" + mode);
+    TestRun run("prefill=entroprefill,keep=0.6,v=0,seed=5,m_a=400,audit=" + mode);
     run.ObserveMasses(2, kLastTwoMatter);
     EXPECT_EQ(run->record().audit_draws.size(), mode == "exact" ? 0u : 400u);
     EXPECT_EQ(run->record().audit_seed, 5u);
@@ -249,22 +249,22 @@ TEST(PruneRun, AuditModesDifferInTheirSlack) {
   }
   EXPECT_LT(slack[0], slack[1]);
   EXPECT_LT(slack[1], slack[2]);
-  Run vacuous("prefill=entroprefill,keep=0.6,v=0,m_a=10,audit=hoeffding");
+  TestRun vacuous("prefill=entroprefill,keep=0.6,v=0,m_a=10,audit=hoeffding");
   EXPECT_TRUE(vacuous->record().audit_vacuous);
   EXPECT_FALSE(vacuous.ObserveMasses(2, kLastTwoMatter).accept);
   EXPECT_TRUE(vacuous->record().layers[0].audit_vacuous);
-  EXPECT_FALSE(Run("prefill=entroprefill")->record().audit_uninformative);
-  EXPECT_TRUE(Run("prefill=entroprefill,eps=0.3,eps_audit=0.3")->record().audit_uninformative);
+  EXPECT_FALSE(TestRun("prefill=entroprefill")->record().audit_uninformative);
+  EXPECT_TRUE(TestRun("prefill=entroprefill,eps=0.3,eps_audit=0.3")->record().audit_uninformative);
 }
 
 TEST(PruneRun, LinearProgramsRunAfterwards) {
   Rng rng(3);
   const PruneProblem problem = FiveChunks();
   const std::vector<double> rows = RandomRows(rng, problem, 2);
-  Run single("prefill=entroprefill,keep=0.2,eps=0.3", problem);
-  Run program("prefill=entroprefill,keep=0.2,eps=0.3,dual=lp", problem);
-  Run full("prefill=entroprefill,keep=0.2,eps=0.3,dual=lp", problem, {.keep_tables = true});
-  for (Run* run : {&single, &program, &full}) {
+  TestRun single("prefill=entroprefill,keep=0.2,eps=0.3", problem);
+  TestRun program("prefill=entroprefill,keep=0.2,eps=0.3,dual=lp", problem);
+  TestRun full("prefill=entroprefill,keep=0.2,eps=0.3,dual=lp", problem, {.keep_tables = true});
+  for (TestRun* run : {&single, &program, &full}) {
     run->Observe(2, rows);
     (*run)->Finish();
   }
@@ -277,31 +277,31 @@ TEST(PruneRun, LinearProgramsRunAfterwards) {
 }
 
 TEST(PruneRun, ProposersOrderTheSameChunksDifferently) {
-  const std::vector<double> even(5, 0.1);
-  Run recency("prefill=recency,keep=0.6,v=0");
+  const std::vector<double> even(5, 10.0 / 128);  // exact in float32, as a token's is
+  TestRun recency("prefill=recency,keep=0.6,v=0");
   EXPECT_THAT(recency.ObserveMasses(2, kFirstTwoMatter).removed, IsEmpty());  // ε = .5 holds them
-  Run recency_even("prefill=recency,keep=0.6,v=0");
+  TestRun recency_even("prefill=recency,keep=0.6,v=0");
   EXPECT_THAT(recency_even.ObserveMasses(2, even).removed, ElementsAre(0, 1));
-  Run first("prefill=random,keep=0.6,v=1,seed=1");
+  TestRun first("prefill=random,keep=0.6,v=1,seed=1");
   first.ObserveMasses(2, even);
   const PruneDecision random = first.ObserveMasses(3, even);
   EXPECT_TRUE(random.accept);  // the same order at every layer
-  Run again("prefill=random,keep=0.6,v=0,seed=1");
+  TestRun again("prefill=random,keep=0.6,v=0,seed=1");
   EXPECT_EQ(again.ObserveMasses(2, even).removed, random.removed);
   // Chunk 2 is one spike, chunk 3 spread: of the same mass, only concentration tells them apart.
-  const auto spiked = [&](Run& run) {
+  const auto spiked = [&](TestRun& run) {
     std::vector<double> rows = RowsWithMass(run.problem(), even);
     for (size_t at = 0; at < rows.size(); at += run.problem().n_tokens()) {
       for (int64_t j = 0; j < run.problem().n_tokens(); ++j) {
         if (run.problem().chunk_of[j] != 0) continue;
-        rows[at + j] = j == run.problem().n_sinks ? 0.1 : 0;
+        rows[at + j] = j == run.problem().n_sinks ? even[0] : 0;
       }
     }
     return run.Observe(2, rows).removed;
   };
-  Run entropy("prefill=entroprefill,keep=0.6,v=0");
-  Run uniform("prefill=uniform,keep=0.6,v=0");
-  Run mass("prefill=mass,keep=0.6,v=0");
+  TestRun entropy("prefill=entroprefill,keep=0.6,v=0");
+  TestRun uniform("prefill=uniform,keep=0.6,v=0");
+  TestRun mass("prefill=mass,keep=0.6,v=0");
   EXPECT_THAT(spiked(entropy), ElementsAre(1, 2));
   EXPECT_THAT(spiked(uniform), ElementsAre(1, 2));
   EXPECT_THAT(spiked(mass), ElementsAre(0, 1));
@@ -323,7 +323,8 @@ TEST(PruneRun, ProfilesWeighHeadsAndTheArmOverrides) {
   EXPECT_EQ(run->record().min_streak, 0);
   // Head 3 alone looks at the last two chunks.
   std::vector<double> rows = RowsWithMass(problem, kFirstTwoMatter);
-  const std::vector<double> last = RowsWithMass(problem, {0.05, 0.06, 0.1, 0.2, 0.3});
+  const std::vector<double> last =
+      RowsWithMass(problem, std::vector<double>{0.05, 0.06, 0.1, 0.2, 0.3});
   const size_t per_head = rows.size() / 4;
   std::copy_n(last.begin(), per_head, rows.begin() + 3 * per_head);
   for (size_t j = 0; j < 3 * per_head; ++j) rows[j] *= 0.4;  // within every tolerance
