@@ -16,7 +16,8 @@ if(TARGET winnow)
     set_target_properties(winnow PROPERTIES
       INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}/winnow")
     install(TARGETS winnow COMPONENT winnow RUNTIME_DEPENDENCIES
-      PRE_INCLUDE_REGEXES libfmt libspdlog libhwy
+      PRE_INCLUDE_REGEXES libfmt libspdlog libhwy libClp libCoinUtils libbz2 liblapack libblas
+                          libgfortran libquadmath
       PRE_EXCLUDE_REGEXES .*
       RUNTIME COMPONENT winnow
       LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/winnow COMPONENT winnow)

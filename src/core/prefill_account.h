@@ -50,13 +50,14 @@ struct PruneLayerAccount {
   int64_t saving = 0;            // tokens, D_l
   double worst_row_share = 0;    // largest removed mass of a row, as a share of its tolerance
   // The dual certificate (15)(16), in tokens: no removal within the tolerances saves more.
-  double saving_bound = kUndefined;  // U_l
-  int64_t saving_bound_tokens = -1;  // U_l as whole tokens
-  bool target_infeasible = false;    // U_l proves it
-  std::vector<double> row_prices;    // y [rows]; only for the full report, and with dual=lp
-  int64_t price_row = -1;            // the one row with a price, or -1
-  double row_price = 0;              // its y
-  double count_price = 0;            // t
+  double saving_bound = kUndefined;                                          // U_l
+  int64_t saving_bound_tokens = -1;                                          // U_l as whole tokens
+  double gap() const { return saving_bound - static_cast<double>(saving); }  // U_l − D_l
+  bool target_infeasible = false;                                            // U_l proves it
+  std::vector<double> row_prices;  // y [rows]; only for the full report, and with dual=lp
+  int64_t price_row = -1;          // the one row with a price, or -1
+  double row_price = 0;            // its y
+  double count_price = 0;          // t
 
   // Stability (19) and the streak after this layer.
   double set_change = kUndefined;  // d_l; undefined without a predecessor

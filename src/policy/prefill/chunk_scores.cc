@@ -22,6 +22,7 @@ void MeasureHead(const T* row, int64_t n_sinks, int64_t n_tokens, double z_min, 
     squares += a * a;
   }
   out.free_mass[head] = free_mass;
+  out.finite = out.finite && std::isfinite(squares);
   out.eligible[head] = free_mass >= z_min ? 1 : 0;
   if (out.eligible[head] == 0) return;
   out.collision[head] = squares / (free_mass * free_mass);
@@ -154,6 +155,7 @@ ChunkScores ScoreChunks(const PruneProblem& problem, TensorView<const T, 2> mean
   for (int h = 0; h < problem.query_heads; ++h) {
     MeasureHead(mean_attention.row(h), problem.n_sinks, problem.n_tokens(), params.z_min, h, out);
   }
+  if (!out.finite) return out;
   WeighHeads(problem, params, head_weights, out);
   out.finite = Pool(mean_attention, out);
   if (!out.finite) return out;

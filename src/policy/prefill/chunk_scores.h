@@ -22,7 +22,7 @@ struct ScoreParams {
 
 // H query heads in G groups, T tokens, k chunks. Everything is finite unless it says otherwise.
 struct ChunkScores {
-  bool finite = true;                   // if not, nothing below `pooled` is filled
+  bool finite = true;                   // if not, nothing below means anything
   std::vector<double> free_mass;        // z [H]: outside of sinks (3)
   std::vector<uint8_t> eligible;        // [H]: z >= z_min
   std::vector<double> collision;        // C [H] (3); NaN where not eligible

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 
@@ -19,33 +20,60 @@ double EvaluateRow(const ScreeningProblem& problem, const ConstraintRow& row, do
   return bound;
 }
 
-// The price at which U of `row` alone is least: tokens per mass of the chunk at which a knapsack
-// of capacity ε is full, filled by falling ratio. Found by halving, in linear time.
-double BestRowPrice(const ScreeningProblem& problem, const ConstraintRow& row,
-                    std::vector<int32_t>& scratch) {
-  scratch.resize(problem.chunk_tokens.size());
-  std::iota(scratch.begin(), scratch.end(), 0);
-  const auto before = [&](int32_t i, int32_t j) {
-    return static_cast<double>(problem.chunk_tokens[i]) * row.mass[j] >
-           static_cast<double>(problem.chunk_tokens[j]) * row.mass[i];
-  };
-  auto lo = scratch.begin();
-  auto hi = scratch.end();
+// Chunks by falling tokens per mass of `row`: in which a knapsack of capacity ε is filled. Ties by
+// index.
+void OrderForRow(const ScreeningProblem& problem, const ConstraintRow& row,
+                 std::vector<std::pair<double, int32_t>>& order) {
+  order.resize(problem.chunk_tokens.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    order[i] = {-static_cast<double>(problem.chunk_tokens[i]) / row.mass[i], static_cast<int>(i)};
+  }
+  std::sort(order.begin(), order.end());
+}
+
+// The price at which U of `row` alone is least: tokens per mass of the chunk at which the knapsack
+// is full.
+double BestRowPrice(const ConstraintRow& row,
+                    const std::vector<std::pair<double, int32_t>>& order) {
+  double mass = 0;
+  for (const auto& [negative_ratio, chunk] : order) {
+    mass += row.mass[chunk];
+    if (mass > row.eps) return -negative_ratio;
+  }
+  return 0;
+}
+
+// Whether the knapsack of `row`, filled in whichever order, holds `tokens`: then no price on it
+// bounds the saving below that.
+bool Holds(const ScreeningProblem& problem, const ConstraintRow& row,
+           const std::vector<std::pair<double, int32_t>>& order, double tokens) {
   double capacity = row.eps;
-  while (hi - lo > 1) {
-    const auto mid = lo + (hi - lo) / 2;
-    std::nth_element(lo, mid, hi, before);
-    double mass = 0;
-    for (auto it = lo; it != mid; ++it) mass += row.mass[*it];
-    if (mass > capacity) {
-      hi = mid;
-    } else {
-      capacity -= mass;
-      lo = mid;
+  double held = 0;
+  for (const auto& entry : order) {
+    const int32_t chunk = entry.second;
+    const auto n = static_cast<double>(problem.chunk_tokens[chunk]);
+    if (row.mass[chunk] > capacity) return held + n * (capacity / row.mass[chunk]) >= tokens;
+    capacity -= row.mass[chunk];
+    held += n;
+    if (held >= tokens) return true;
+  }
+  return held >= tokens;
+}
+
+// Rows that a price may help, the tightest first: so that few of the others have to be ordered.
+std::vector<int64_t> RowsByTightness(const ScreeningProblem& problem) {
+  std::vector<std::pair<double, int64_t>> tightness;
+  for (size_t a = 0; a < problem.rows.size(); ++a) {
+    const ConstraintRow& row = problem.rows[a];
+    const double total = std::accumulate(row.mass, row.mass + problem.chunk_tokens.size(), 0.0);
+    if (std::isfinite(total) && total > row.eps) {
+      tightness.emplace_back(row.eps / total, static_cast<int64_t>(a));
     }
   }
-  const double mass = row.mass[*lo];
-  return mass > 0 ? static_cast<double>(problem.chunk_tokens[*lo]) / mass : 0;
+  std::sort(tightness.begin(), tightness.end());
+  std::vector<int64_t> rows;
+  for (const auto& entry : tightness) rows.push_back(entry.second);
+  return rows;
 }
 
 double LargestChunks(const ScreeningProblem& problem, int64_t n, double* count_price) {
@@ -88,16 +116,17 @@ DualBound BoundBySinglePrices(const ScreeningProblem& problem) {
   const auto n_chunks = static_cast<int64_t>(problem.chunk_tokens.size());
   const int64_t n_removable = std::max<int64_t>(0, n_chunks - problem.min_chunks);
   best.tokens = LargestChunks(problem, n_removable, &best.count_price);
-  std::vector<int32_t> scratch;
-  for (size_t a = 0; a < problem.rows.size(); ++a) {
+  std::vector<std::pair<double, int32_t>> order;       // of the row at hand
+  std::vector<std::pair<double, int32_t>> last_order;  // of the row that was ordered last
+  for (const int64_t a : RowsByTightness(problem)) {
     const ConstraintRow& row = problem.rows[a];
-    const double total = std::accumulate(row.mass, row.mass + n_chunks, 0.0);
-    if (!std::isfinite(total) || total <= row.eps) continue;  // a price would not help
-    const double price = BestRowPrice(problem, row, scratch);
+    if (!last_order.empty() && Holds(problem, row, last_order, best.tokens)) continue;
+    OrderForRow(problem, row, order);
+    const double price = BestRowPrice(row, order);
     const double bound = EvaluateRow(problem, row, price);
+    std::swap(order, last_order);
     if (bound < best.tokens) {
-      best = {
-          .tokens = bound, .row_price = {}, .price_row = static_cast<int64_t>(a), .price = price};
+      best = {.tokens = bound, .row_price = {}, .price_row = a, .price = price};
     }
   }
   return best;

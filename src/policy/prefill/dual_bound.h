@@ -35,8 +35,8 @@ double EvaluatePrices(const ScreeningProblem& problem, std::span<const double> r
                       double count_price);
 
 // The least U with a price on one row, or on the count, or on nothing: for each alone the best
-// price is known in closed form (a fractional knapsack). O(rows · k). Rows with a mass that is not
-// finite get no price.
+// price is known in closed form (a fractional knapsack). O(rows · k · log k), and for rows like the
+// tightest O(k). Rows with a mass that is not finite get no price.
 DualBound BoundBySinglePrices(const ScreeningProblem& problem);
 
 // The least U of all: prices from the linear relaxation of (14), clamped to >= 0, and evaluated by

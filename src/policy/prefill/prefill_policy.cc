@@ -7,7 +7,7 @@
 
 namespace winnow {
 
-std::unique_ptr<PruneRun> PrefillPolicy::NewRun(PruneProblem problem, PruneProfile profile,
+std::unique_ptr<PruneRun> PrefillPolicy::NewRun(PruneProblem problem, const PruneProfile& profile,
                                                 const PruneRunOptions& options) const {
   CheckProblem(problem);
   if (profile.query_heads != problem.query_heads || profile.kv_heads != problem.kv_heads) {
@@ -20,8 +20,7 @@ std::unique_ptr<PruneRun> PrefillPolicy::NewRun(PruneProblem problem, PruneProfi
     Throw(ErrorKind::kUsage, "m0 = {} chunks have to stay, and the documents have {}",
           params.min_chunks, problem.n_chunks());
   }
-  return std::make_unique<PruneRun>(text, params, proposer, std::move(problem), std::move(profile),
-                                    options);
+  return std::make_unique<PruneRun>(text, params, proposer, std::move(problem), profile, options);
 }
 
 std::unique_ptr<PrefillPolicy> MakePruner(std::string_view name, Params& params) {

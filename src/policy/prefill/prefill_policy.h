@@ -23,7 +23,7 @@ struct PrefillPolicy {
   // Fixes everything that Algorithm 1 fixes before attention is seen: tolerances, observers, the
   // audit's draws. Throws Error(kUsage) if m0 is more than there are chunks, Error(kInput) for a
   // problem that is none (CheckProblem) or a profile of other heads.
-  std::unique_ptr<PruneRun> NewRun(PruneProblem problem, PruneProfile profile,
+  std::unique_ptr<PruneRun> NewRun(PruneProblem problem, const PruneProfile& profile,
                                    const PruneRunOptions& options = {}) const;
 };
 

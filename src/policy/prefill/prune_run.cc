@@ -14,12 +14,6 @@
 namespace winnow {
 namespace {
 
-SelectionRule SelectionOf(const PruneParams& params, const PruneProfile& profile, int64_t target) {
-  return {.target_saving = target,
-          .min_streak = params.min_streak.value_or(profile.min_streak),
-          .max_change = params.max_change.value_or(profile.max_change)};
-}
-
 // What is left of tolerances if rows may be off by `error`.
 std::vector<double> Shrunk(std::vector<double> eps, const std::optional<double>& override,
                            double error) {
@@ -39,6 +33,32 @@ void NoteBound(DualBound bound, int64_t target, PruneLayerAccount& account) {
   account.row_price = bound.price;
   account.count_price = bound.count_price;
   account.row_prices = std::move(bound.row_price);
+}
+
+// All that is known before attention is seen, but for what concerns the monitored layers.
+PrefillAccount StartAccount(std::string policy, const PruneParams& params,
+                            const PruneProblem& problem, const PruneProfile& profile,
+                            const PruneRunOptions& options) {
+  PrefillAccount account;
+  account.policy = std::move(policy);
+  account.profile = profile.name;
+  account.prompt_tokens = problem.n_tokens();
+  account.candidate_tokens = CandidateTokens(problem);
+  account.target_saving = params.TargetSaving(account.candidate_tokens, profile.keep);
+  account.min_chunks = params.min_chunks;
+  account.max_set_change = params.max_change.value_or(profile.max_change);
+  account.min_streak = params.min_streak.value_or(profile.min_streak);
+  account.row_error = options.float_rows ? kFloatRowError : 0;
+  account.observers = problem.observers;
+  account.first_proposal = problem.first_proposal;
+  for (const int64_t tokens : problem.chunk_tokens) account.chunks.push_back({.tokens = tokens});
+  for (int64_t at = problem.n_tokens() - 1; at >= 0; --at) {
+    if (problem.chunk_of[at] >= 0) account.chunks[problem.chunk_of[at]].first = at;
+  }
+  const auto bypass =
+      BypassBeforeScoring(problem.n_chunks(), params.min_chunks, account.target_saving);
+  account.outcome = bypass.value_or(PruneOutcome::kFullContext);
+  return account;
 }
 
 // "no layer passed: target_not_met at 18, 19; audit_failed at 21"
@@ -78,37 +98,19 @@ std::string WhyBypassed(PruneOutcome outcome, const std::vector<PruneLayerAccoun
 
 PruneRun::PruneRun(std::string policy, const PruneParams& params,
                    std::shared_ptr<const Proposer> proposer, PruneProblem problem,
-                   PruneProfile profile, const PruneRunOptions& options)
+                   const PruneProfile& profile, const PruneRunOptions& options)
     : proposer_(std::move(proposer)),
       problem_(std::move(problem)),
       options_(options),
       linear_program_(params.linear_program),
-      selector_(SelectionOf(params, profile,
-                            params.TargetSaving(CandidateTokens(problem_), profile.keep))) {
-  account_.policy = std::move(policy);
-  account_.profile = profile.name;
-  account_.prompt_tokens = problem_.n_tokens();
-  account_.candidate_tokens = CandidateTokens(problem_);
-  account_.target_saving = params.TargetSaving(account_.candidate_tokens, profile.keep);
-  account_.min_chunks = params.min_chunks;
-  account_.row_error = options.float_rows ? kFloatRowError : 0;
-  account_.observers = problem_.observers;
-  account_.first_proposal = problem_.first_proposal;
-  const SelectionRule selection = SelectionOf(params, profile, account_.target_saving);
-  account_.max_set_change = selection.max_change;
-  account_.min_streak = selection.min_streak;
-  for (const int64_t tokens : problem_.chunk_tokens) account_.chunks.push_back({.tokens = tokens});
-  for (int64_t at = problem_.n_tokens() - 1; at >= 0; --at) {
-    if (problem_.chunk_of[at] >= 0) account_.chunks[problem_.chunk_of[at]].first = at;
-  }
-  const auto bypass =
-      BypassBeforeScoring(problem_.n_chunks(), params.min_chunks, account_.target_saving);
-  account_.outcome = bypass.value_or(PruneOutcome::kFullContext);
-  if (!bypass) FixRules(params, profile, account_.row_error);
+      account_(StartAccount(std::move(policy), params, problem_, profile, options)),
+      selector_({account_.target_saving, account_.min_streak, account_.max_set_change}) {
+  // Otherwise no layer is looked at.
+  if (account_.outcome == PruneOutcome::kFullContext) FixRules(params, profile);
   FixAudit(params);
 }
 
-void PruneRun::FixRules(const PruneParams& params, const PruneProfile& profile, double row_error) {
+void PruneRun::FixRules(const PruneParams& params, const PruneProfile& profile) {
   rule_.score.z_min = params.z_min;
   rule_.score.min_mass = params.min_mass;
   rule_.score.eps_s = params.eps_s;
@@ -117,9 +119,10 @@ void PruneRun::FixRules(const PruneParams& params, const PruneProfile& profile, 
   rule_.seed = params.seed;
   for (const PruneProfileLayer& layer : profile.layers) {
     layers_.push_back(layer.layer);
-    layer_rules_.push_back({.head_weights = layer.head_weights,
-                            .eps = Shrunk(layer.eps, params.eps, row_error),
-                            .eps_audit = Shrunk(layer.eps_audit, params.eps_audit, row_error)});
+    layer_rules_.push_back(
+        {.head_weights = layer.head_weights,
+         .eps = Shrunk(layer.eps, params.eps, account_.row_error),
+         .eps_audit = Shrunk(layer.eps_audit, params.eps_audit, account_.row_error)});
   }
   account_.monitored_layers = layers_;
 }
@@ -138,37 +141,31 @@ void PruneRun::FixAudit(const PruneParams& params) {
     account_.audit_draws = DrawObservers(problem_.n_observers(), params.n_draws, params.seed);
   }
   observer_weights_ = ObserverWeights(problem_.n_observers(), account_.audit_draws);
-  const auto vacuous = [&](const Layer& layer) {
+  const auto vacuous = [&](const LayerRules& layer) {
     return AuditIsVacuous(audit_rule_, layer.eps_audit);
   };
-  const auto uninformative = [&](const Layer& layer) {
-    return AuditIsUninformative(audit_rule_, problem_.first_proposal == 0, layer.eps,
-                                layer.eps_audit);
-  };
+  const auto uninformative = [&](const LayerRules& layer) { return IsUninformative(layer); };
   account_.audit_vacuous = std::all_of(layer_rules_.begin(), layer_rules_.end(), vacuous);
   account_.audit_uninformative =
       std::all_of(layer_rules_.begin(), layer_rules_.end(), uninformative);
+}
+
+bool PruneRun::IsUninformative(const LayerRules& rules) const {
+  return AuditIsUninformative(audit_rule_, problem_.first_proposal == 0, rules.eps,
+                              rules.eps_audit);
 }
 
 PruneDecision PruneRun::Observe(int layer, const LayerObservation& observation) {
   const size_t index = account_.layers.size();
   WINNOW_CHECK(index < layers_.size() && layers_[index] == layer && account_.accepted_layer == 0,
                "layer {} is not the next that is monitored", layer);
-  const Layer& rules = layer_rules_[index];
+  const LayerRules& rules = layer_rules_[index];
   CandidateRule rule = rule_;
   rule.head_weights = rules.head_weights;
   rule.eps = rules.eps;
   const PruneCandidate candidate = ProposeRemoval(problem_, observation.mean_attention,
                                                   observation.chunk_mass, *proposer_, rule);
-  PruneLayerAccount& account = account_.layers.emplace_back();
-  account.layer = layer;
-  account.seconds_score = candidate.seconds_score;
-  account.seconds_scan = candidate.seconds_scan;
-  account.heads_outside_envelope =
-      std::count(rules.head_weights.begin(), rules.head_weights.end(), 0.0);
-  account.groups_fallen_back =
-      std::count(candidate.scores.group_fallback.begin(), candidate.scores.group_fallback.end(), 1);
-  if (candidate.scores.finite) account.document_mass = candidate.scores.document_mass;
+  PruneLayerAccount& account = account_.layers.emplace_back(StartLayer(layer, rules, candidate));
   LayerSelector::Step step;
   if (candidate.invalid) {
     step = selector_.ObserveInvalid(*candidate.invalid);
@@ -192,14 +189,27 @@ PruneDecision PruneRun::Observe(int layer, const LayerObservation& observation) 
     account.audit_worst_upper = step.audit->worst_upper;
     account.audit_eps = rules.eps_audit;
   }
-  account.audit_vacuous = AuditIsVacuous(audit_rule_, rules.eps_audit);
-  account.audit_uninformative =
-      AuditIsUninformative(audit_rule_, problem_.first_proposal == 0, rules.eps, rules.eps_audit);
   if (step.verdict != PruneVerdict::kAccepted) return {};
   Accept(candidate, observation, account);
   PruneDecision decision{.accept = true, .removed = candidate.scan.removed};
   std::sort(decision.removed.begin(), decision.removed.end());
   return decision;
+}
+
+PruneLayerAccount PruneRun::StartLayer(int layer, const LayerRules& rules,
+                                       const PruneCandidate& candidate) const {
+  PruneLayerAccount account;
+  account.layer = layer;
+  account.seconds_score = candidate.seconds_score;
+  account.seconds_scan = candidate.seconds_scan;
+  account.heads_outside_envelope =
+      std::count(rules.head_weights.begin(), rules.head_weights.end(), 0.0);
+  account.groups_fallen_back =
+      std::count(candidate.scores.group_fallback.begin(), candidate.scores.group_fallback.end(), 1);
+  if (candidate.scores.finite) account.document_mass = candidate.scores.document_mass;
+  account.audit_vacuous = AuditIsVacuous(audit_rule_, rules.eps_audit);
+  account.audit_uninformative = IsUninformative(rules);
+  return account;
 }
 
 void PruneRun::Screen(const PruneCandidate& candidate, PruneLayerAccount& account) const {

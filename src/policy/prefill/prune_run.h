@@ -37,7 +37,7 @@ class PruneRun {
  public:
   // What PrefillPolicy::NewRun documents.
   PruneRun(std::string policy, const PruneParams& params, std::shared_ptr<const Proposer> proposer,
-           PruneProblem problem, PruneProfile profile, const PruneRunOptions& options);
+           PruneProblem problem, const PruneProfile& profile, const PruneRunOptions& options);
 
   // From 1, rising. Empty if no layer has to be scored at all.
   const std::vector<int>& MonitoredLayers() const { return layers_; }
@@ -53,13 +53,16 @@ class PruneRun {
   const PrefillAccount& record() const { return account_; }
 
  private:
-  struct Layer {
+  struct LayerRules {
     std::vector<double> head_weights;
     std::vector<double> eps;        // [H], of the scan
     std::vector<double> eps_audit;  // [H]
   };
-  void FixRules(const PruneParams& params, const PruneProfile& profile, double row_error);
+  void FixRules(const PruneParams& params, const PruneProfile& profile);
   void FixAudit(const PruneParams& params);
+  bool IsUninformative(const LayerRules& rules) const;
+  PruneLayerAccount StartLayer(int layer, const LayerRules& rules,
+                               const PruneCandidate& candidate) const;
   void Screen(const PruneCandidate& candidate, PruneLayerAccount& account) const;
   void KeepTable(const PruneCandidate& candidate, PruneLayerAccount& account) const;
   void ShowChunks(const PruneCandidate& candidate);
@@ -72,12 +75,12 @@ class PruneRun {
   PruneRunOptions options_;
   bool linear_program_;
   std::vector<int> layers_;
-  std::vector<Layer> layer_rules_;
+  std::vector<LayerRules> layer_rules_;
   CandidateRule rule_;
   AuditRule audit_rule_;
   std::vector<double> observer_weights_;
-  LayerSelector selector_;
   PrefillAccount account_;
+  LayerSelector selector_;
 };
 
 }  // namespace winnow
