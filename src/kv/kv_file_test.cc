@@ -54,7 +54,8 @@ class KvFileTest : public ::testing::TestWithParam<DType> {
       EXPECT_TRUE(kv_.Append(layer, positions));
       for (int64_t t = 0; t < kTokens; t += layout_.slots) {
         std::byte* const page = kv_.WritablePage(layer, t);
-        for (size_t i = 0; i < layout_.page_bytes; ++i) page[i] = std::byte(rng.Below(256));
+        for (size_t i = 0; i < layout_.page_bytes; ++i)
+          page[i] = static_cast<std::byte>(rng.Below(256));
       }
     }
     const std::vector<int64_t> kept = {0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 30, 31, 32, 49};
