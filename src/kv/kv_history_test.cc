@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,12 +28,14 @@ struct Token {
 
 struct ModelLayer {
   std::vector<uint64_t> payloads;  // of every token, released ones included
+  std::vector<int32_t> positions;  // likewise
   int64_t first_resident = 0;
 };
 
 struct ModelSequence {
   std::vector<Token> stream;  // what the layers have or will get
   std::vector<ModelLayer> layers;
+  bool pruned = false;  // layers may hold other tokens than the stream's first
 };
 
 struct Sequence {
@@ -70,6 +73,9 @@ class History {
     int64_t copied = 0;
     int64_t adopted_pages = 0;
     int64_t evicted_pages = 0;
+    int64_t compactions = 0;
+    int64_t compactions_refused = 0;
+    int64_t compaction_copies = 0;
   } counts;
 
  private:
@@ -96,6 +102,9 @@ class History {
   void TruncateAll(Sequence& s);
   void TruncateLayer(Sequence& s);
   void ReleaseBefore(Sequence& s);
+  void Keep(Sequence& s);
+  std::vector<std::pair<PageId, uint64_t>> Versions(const Sequence& s, int layer) const;
+  void KeepInLayer(Sequence& s, int layer, std::span<const int64_t> tokens);
   void Insert(Sequence& s);
   void Adopt();
   void Evict();
@@ -170,9 +179,14 @@ void History::ExpectPayload(const PagedKv& view, int64_t token, uint64_t payload
 void History::Append(Sequence& s, int layer, int64_t n) {
   ModelLayer& model = s.model.layers[layer];
   const auto first = static_cast<int64_t>(model.payloads.size());
-  ExtendStream(s.model, first + n);
   std::vector<int32_t> positions;
-  for (int64_t i = first; i < first + n; ++i) positions.push_back(s.model.stream[i].position);
+  if (s.model.pruned) {
+    const int32_t last = model.positions.empty() ? -1 : model.positions.back();
+    for (int64_t i = 0; i < n; ++i) positions.push_back(last + 1 + static_cast<int32_t>(i));
+  } else {
+    ExtendStream(s.model, first + n);
+    for (int64_t i = first; i < first + n; ++i) positions.push_back(s.model.stream[i].position);
+  }
 
   const int64_t needed = s.kv.PagesNeeded(layer, n);
   const int64_t free_before = pool_.free_pages();
@@ -185,6 +199,7 @@ void History::Append(Sequence& s, int layer, int64_t n) {
   }
   const int64_t new_pages = (first + n + slots() - 1) / slots() - (first + slots() - 1) / slots();
   counts.copied += needed - new_pages;
+  model.positions.insert(model.positions.end(), positions.begin(), positions.end());
   for (int64_t i = first; i < first + n; ++i) {
     model.payloads.push_back(next_payload_);
     Write(s.kv, layer, i, next_payload_++);
@@ -231,9 +246,11 @@ void History::TruncateAll(Sequence& s) {
     const int64_t kept = std::min(n, static_cast<int64_t>(model.payloads.size()));
     s.kv.Truncate(layer, kept);
     model.payloads.resize(kept);
+    model.positions.resize(kept);
     model.first_resident = std::min(model.first_resident, kept);
   }
   s.model.stream.resize(std::min<size_t>(s.model.stream.size(), n));
+  s.model.pruned = s.model.pruned && n > 0;
 }
 
 void History::TruncateLayer(Sequence& s) {
@@ -243,6 +260,69 @@ void History::TruncateLayer(Sequence& s) {
   const int64_t kept = model.first_resident + Below(n_tokens - model.first_resident + 1);
   s.kv.Truncate(layer, kept);
   model.payloads.resize(kept);
+  model.positions.resize(kept);
+}
+
+// All layers keep the same tokens, as far as they have them, or one keeps others.
+void History::Keep(Sequence& s) {
+  int64_t n_tokens = 0;
+  for (const ModelLayer& layer : s.model.layers) {
+    n_tokens = std::max<int64_t>(n_tokens, std::ssize(layer.payloads));
+  }
+  // Runs of tokens stay or go; where few go, whole pages stay.
+  std::vector<int64_t> tokens;
+  const int64_t run = 1 + Below(12);
+  const int64_t dropped_of_eight = Below(9);
+  for (int64_t t = 0; t < n_tokens; t += run) {
+    if (Below(8) < dropped_of_eight) continue;
+    for (int64_t i = t; i < std::min(t + run, n_tokens); ++i) tokens.push_back(i);
+  }
+  const int one = Below(3) == 0 ? static_cast<int>(Below(n_layers())) : -1;
+  for (int layer = 0; layer < n_layers(); ++layer) {
+    if (one < 0 || layer == one) KeepInLayer(s, layer, tokens);
+  }
+}
+
+// The layer's pages with their versions.
+std::vector<std::pair<PageId, uint64_t>> History::Versions(const Sequence& s, int layer) const {
+  std::vector<std::pair<PageId, uint64_t>> pages;
+  for (PageId page : s.kv.pages(layer)) {
+    pages.emplace_back(page, page == kNoPage ? 0 : pool_.versions()[page]);
+  }
+  return pages;
+}
+
+void History::KeepInLayer(Sequence& s, int layer, std::span<const int64_t> all_tokens) {
+  ModelLayer& model = s.model.layers[layer];
+  std::vector<int64_t> tokens;
+  for (int64_t t : all_tokens) {
+    if (t >= model.first_resident && t < std::ssize(model.payloads)) tokens.push_back(t);
+  }
+  const auto before = Versions(s, layer);
+  const int64_t needed = s.kv.PagesToKeep(layer, tokens);
+  const int64_t free_before = pool_.free_pages();
+  const std::optional<int64_t> changed = s.kv.Keep(layer, tokens);
+  const auto after = Versions(s, layer);
+  ASSERT_EQ(changed.has_value(), needed <= free_before);
+  if (!changed) {
+    ASSERT_EQ(pool_.free_pages(), free_before);
+    ASSERT_EQ(after, before);
+    ++counts.compactions_refused;
+    return;
+  }
+  ++counts.compactions;
+  counts.compaction_copies += needed;
+  for (size_t page = 0; page < after.size(); ++page) {
+    ASSERT_EQ(after[page] == before[page], static_cast<int64_t>(page) * slots() < *changed);
+  }
+  s.model.pruned = true;
+  model.first_resident = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    model.payloads[i] = model.payloads[tokens[i]];
+    model.positions[i] = model.positions[tokens[i]];
+  }
+  model.payloads.resize(tokens.size());
+  model.positions.resize(tokens.size());
 }
 
 void History::ReleaseBefore(Sequence& s) {
@@ -292,6 +372,7 @@ void History::Adopt() {
   ASSERT_EQ(n, cache_model_.UsableRun(hashes, max_pages));
   for (int layer = 0; layer < n_layers(); ++layer) {
     for (int64_t t = 0; t < n * slots(); ++t) {
+      model.layers[layer].positions.push_back(model.stream[t].position);
       // Pages that no later query sees are left out, whether or not they are there.
       const int64_t page_end = (t / slots() + 1) * slots();
       if (windows_[layer] > 0 && page_end - 1 <= n * slots() - windows_[layer]) {
@@ -336,7 +417,7 @@ void History::Step() {
   const auto index = static_cast<size_t>(Below(static_cast<int64_t>(sequences_.size())));
   Sequence& s = sequences_[index];
   const bool has_room = sequences_.size() < 6;
-  const int64_t action = Below(100);
+  const int64_t action = Below(103);
   if (action < 40) {
     AppendAll(s);
   } else if (action < 48) {
@@ -354,11 +435,13 @@ void History::Step() {
   } else if (action < 80) {
     Move(index);
   } else if (action < 88) {
-    if (has_cache_) Insert(s);
+    if (has_cache_ && !s.model.pruned) Insert(s);
   } else if (action < 94) {
     has_room ? Adopt() : Remove(index);
-  } else {
+  } else if (action < 100) {
     Evict();
+  } else {
+    Keep(s);
   }
 }
 
@@ -381,7 +464,7 @@ void History::Verify() {
       ASSERT_EQ(view.n_tokens, static_cast<int64_t>(model.payloads.size()));
       ASSERT_EQ(s.kv.first_resident(layer), model.first_resident);
       for (int64_t t = model.first_resident; t < view.n_tokens; ++t) {
-        ASSERT_EQ(s.kv.position(layer, t), s.model.stream[t].position);
+        ASSERT_EQ(s.kv.position(layer, t), model.positions[t]);
         ASSERT_NO_FATAL_FAILURE(ExpectPayload(view, t, model.payloads[t]));
       }
     }
@@ -400,12 +483,15 @@ class KvHistoryTest : public testing::TestWithParam<HistoryCase> {};
 
 TEST_P(KvHistoryTest, AgreesWithTheModel) {
   History history(GetParam());
-  for (int step = 0; step < 3000; ++step) {
+  for (int step = 0; step < 6000; ++step) {
     SCOPED_TRACE(step);
     ASSERT_NO_FATAL_FAILURE(history.Step());
     ASSERT_NO_FATAL_FAILURE(history.Verify());
   }
   EXPECT_GT(history.counts.refused, 50);
+  EXPECT_GT(history.counts.compactions, 50);
+  EXPECT_GT(history.counts.compaction_copies, 10);
+  EXPECT_GT(history.counts.compactions_refused, 0);
   if (GetParam().layout.slots > 1) {
     EXPECT_GT(history.counts.copied, 50);
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -69,6 +70,17 @@ class SequenceKv {
 
   // Releases the whole pages before token `first` (a local layer whose window has passed them).
   void ReleaseBefore(int layer, int64_t first);
+
+  // Keeps only the given tokens of the layer, [n], strictly increasing and all resident (CHECKed),
+  // as its tokens 0..n-1 with their positions; there are no released tokens afterwards. Pages
+  // before the first that changes stay as they are, shared or not; in further ones the sequence
+  // moves rows to the front, or to new pages where somebody else holds them too. Returns the first
+  // token of the pages that changed (n if none did): from there on planes and super-pages are out
+  // of date and wait for UpdatePlanes (ops/page_planes.h). Nothing, and changes nothing, if the
+  // pool has fewer than PagesToKeep free pages.
+  std::optional<int64_t> Keep(int layer, std::span<const int64_t> tokens);
+  // How many pages Keep would allocate.
+  int64_t PagesToKeep(int layer, std::span<const int64_t> tokens) const;
 
   // Starts this layer, which must be empty, with full pages that somebody else holds too (prefix
   // reuse). kNoPage entries, only at the front, stand for pages that were released.

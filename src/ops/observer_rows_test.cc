@@ -7,12 +7,18 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/rng.h"
 #include "ops/paged_layer_test.h"
 #include "ops/prefill_attention.h"
-#include "ops/reference.h"
+
+// The choice of targets comes before Highway.
+// clang-format off
+#include "ops/simd_targets.h"
+#include <hwy/highway.h>
+// clang-format on
 
 namespace winnow {
 namespace {
@@ -191,16 +197,30 @@ class Observed {
   int64_t n_chunks_ = 0;
 };
 
-class ObserverRowsTest : public ::testing::TestWithParam<Case> {};
+// Every shape on every instruction set that this machine has and the kernel is compiled for.
+class ObserverRowsTest : public ::testing::TestWithParam<std::tuple<Case, int64_t>> {
+ protected:
+  void SetUp() override { hwy::SetSupportedTargetsForTest(std::get<1>(GetParam())); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+  static Case Shape() { return std::get<0>(GetParam()); }
+};
+
+std::vector<int64_t> Targets() {
+  std::vector<int64_t> targets;
+  for (int64_t all = hwy::SupportedTargets() & HWY_TARGETS; all != 0; all &= all - 1) {
+    targets.push_back(all & -all);
+  }
+  return targets;
+}
 
 TEST_P(ObserverRowsTest, AgreesWithDouble) {
-  Observed observed(GetParam());
+  Observed observed(Shape());
   observed.ExpectRight(observed.Read(1), 0);
 }
 
 // The main pass's log of a sum is rounded to f32: its error, |log| u, is a relative one of weights.
 TEST_P(ObserverRowsTest, TakesTheSumsOfTheMainPass) {
-  Observed observed(GetParam());
+  Observed observed(Shape());
   const std::vector<float> log_mass = observed.LogMass();
   double largest = 0;
   for (float x : log_mass) largest = std::max(largest, std::abs(static_cast<double>(x)));
@@ -208,7 +228,7 @@ TEST_P(ObserverRowsTest, TakesTheSumsOfTheMainPass) {
 }
 
 TEST_P(ObserverRowsTest, ThreadsChangeNoBit) {
-  const Observed observed(GetParam());
+  const Observed observed(Shape());
   const Tables one = observed.Read(1);
   for (int n_threads : {2, 3}) {
     const Tables more = observed.Read(n_threads);
@@ -219,35 +239,49 @@ TEST_P(ObserverRowsTest, ThreadsChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, ObserverRowsTest,
-    ::testing::Values(
-        Case{{.kv_heads = 1, .group = 1, .dim = 32, .n_tokens = 1}, DType::kF32, 1, 0, 0, 0},
-        Case{{.kv_heads = 2, .group = 3, .dim = 64, .n_tokens = 700}, DType::kF16, 40, 8, 20, 96},
-        // A chunk over three blocks of tokens, and 64 + 6 observers: more than one panel.
-        Case{
-            {.kv_heads = 1, .group = 2, .dim = 64, .n_tokens = 1700}, DType::kQ8_0, 70, 1, 5, 1400},
-        // Rows with a tail, one-token chunks, pages that are no power of two.
-        Case{{.kv_heads = 2, .group = 1, .dim = 40, .slots = 24, .n_tokens = 530},
-             DType::kF16,
-             10,
-             9,
-             0,
-             1},
-        Case{{.kv_heads = 1, .group = 4, .dim = 20, .slots = 16, .n_tokens = 513},
-             DType::kF32,
-             17,
-             0,
-             512,
-             3},
-        Case{{.kv_heads = 1, .group = 2, .dim = 32, .n_tokens = 1200},
-             DType::kF16,
-             33,
-             3,
-             10,
-             50,
-             200},
-        // All observers, from the first token on.
-        Case{{.kv_heads = 1, .group = 2, .dim = 32, .n_tokens = 60}, DType::kF32, 60, 0, 0, 4}),
-    [](const auto& info) { return "Case" + std::to_string(info.index); });
+    ::testing::Combine(
+        ::testing::Values(
+            Case{{.kv_heads = 1, .group = 1, .dim = 32, .n_tokens = 1}, DType::kF32, 1, 0, 0, 0},
+            Case{{.kv_heads = 2, .group = 3, .dim = 64, .n_tokens = 700},
+                 DType::kF16,
+                 40,
+                 8,
+                 20,
+                 96},
+            // A chunk over three blocks of tokens, and 64 + 6 observers: more than one panel.
+            Case{{.kv_heads = 1, .group = 2, .dim = 64, .n_tokens = 1700},
+                 DType::kQ8_0,
+                 70,
+                 1,
+                 5,
+                 1400},
+            // Rows with a tail, one-token chunks, pages that are no power of two.
+            Case{{.kv_heads = 2, .group = 1, .dim = 40, .slots = 24, .n_tokens = 530},
+                 DType::kF16,
+                 10,
+                 9,
+                 0,
+                 1},
+            Case{{.kv_heads = 1, .group = 4, .dim = 20, .slots = 16, .n_tokens = 513},
+                 DType::kF32,
+                 17,
+                 0,
+                 512,
+                 3},
+            Case{{.kv_heads = 1, .group = 2, .dim = 32, .n_tokens = 1200},
+                 DType::kF16,
+                 33,
+                 3,
+                 10,
+                 50,
+                 200},
+            // All observers, from the first token on.
+            Case{{.kv_heads = 1, .group = 2, .dim = 32, .n_tokens = 60}, DType::kF32, 60, 0, 0, 4}),
+        ::testing::ValuesIn(Targets())),
+    [](const auto& info) {
+      return std::string(hwy::TargetName(std::get<1>(info.param))) + "_" +
+             std::to_string(info.index);
+    });
 
 TEST(ObserverRows, ProtectedTokensBetweenAndInsideChunks) {
   Observed observed(
