@@ -41,6 +41,7 @@ class Runner {
                      std::function<void(int64_t, std::span<const float>)> on_logits) {
     Request request;
     request.tokens = sample_.tokens;
+    request.spans = sample_.spans;
     request.arm = arm;
     request.on_prefill = hooks_.on_prefill;
     request.on_logits = std::move(on_logits);
@@ -92,6 +93,14 @@ struct Reference {
   LogitTrace logits;
 };
 
+void AddPruning(const EvalSample& sample, const PrefillAccount& policy, ArmRun* run) {
+  run->pruned = policy.outcome == PruneOutcome::kPruned;
+  if (sample.evidence.empty()) return;
+  run->evidence_kept = std::ranges::none_of(policy.chunks, [&](const PruneChunkAccount& chunk) {
+    return !chunk.kept && std::ranges::find(sample.evidence, chunk.first) != sample.evidence.end();
+  });
+}
+
 // Fills `run` and, for the reference, `reference`. False if it was stopped.
 bool RunArm(Runner* runner, const EvalSample& sample, Reference* reference, ArmRun* run) {
   const bool is_reference = run->arm == kReference;
@@ -124,6 +133,9 @@ bool RunArm(Runner* runner, const EvalSample& sample, Reference* reference, ArmR
     if (Failed(forced)) run->error = forced.error;
   }
   if (Failed(run->result)) run->error = run->result.error;
+  if (run->result.ledger.pruning != nullptr) {
+    AddPruning(sample, run->result.ledger.pruning->policy, run);
+  }
   if (run->error.empty()) run->fidelity = fidelity;
   if (!sample.answers.empty() && !Failed(run->result)) {
     run->score = ScoreAnswer(run->result.text, sample.answers, sample.match);
@@ -142,7 +154,8 @@ std::optional<std::vector<ArmRun>> RunArms(Engine* engine, const EvalSample& sam
   std::vector<ArmRun> runs;
   for (const std::string& arm : arms) {
     if (hooks.on_arm) hooks.on_arm(arm);
-    if (options.fresh_prefill) engine->ClearPrefixes();
+    // What every layer holds already is not pruned.
+    if (options.fresh_prefill || ParseArm(arm).prefill_fingerprint != 0) engine->ClearPrefixes();
     ArmRun run;
     run.arm = arm;
     if (!RunArm(&runner, sample, &reference, &run)) return std::nullopt;

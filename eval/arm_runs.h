@@ -25,6 +25,10 @@ struct ArmRun {
   // Along dense's answer, or the continuation; none if that run failed.
   std::optional<Fidelity> fidelity;
   std::string error;  // why a run failed; empty: none did
+  // Of an arm that prunes: whether it dropped anything, and whether all of the sample's evidence is
+  // still there (none: the sample names no evidence).
+  std::optional<bool> pruned;
+  std::optional<bool> evidence_kept;
 
   bool hit() const { return score >= 1; }
 };

@@ -27,8 +27,9 @@ EvalSample MakeBook(const TaskInput& input) {
   std::vector<TokenId> tokens;
   for (int64_t n = std::max<int64_t>(1, input.length / 8);; n *= 2) {
     n = std::min(n, book.n_sentences() - start);
-    tokens = PromptTokens(
-        plain, {.document = "book.txt", .context = std::string(book.Sentences(start, n))});
+    tokens = MakeTaskPrompt(
+                 plain, {.document = "book.txt", .context = std::string(book.Sentences(start, n))})
+                 .tokens;
     if (static_cast<int64_t>(tokens.size()) >= input.length) break;
     if (n == book.n_sentences() - start) {
       Throw(ErrorKind::kInput, "the text ends before a book prompt of {} tokens does (--text)",

@@ -87,7 +87,27 @@ std::vector<double> DrawDepths(int n, Rng* rng) {
   return depths;
 }
 
-std::vector<TokenId> PromptTokens(const TaskInput& input, const PromptParts& parts) {
+namespace {
+
+// First tokens of the chunks that overlap a passage of the one document.
+std::vector<int64_t> EvidenceChunks(const PromptParts& parts, const std::vector<Span>& spans) {
+  std::vector<int64_t> chunks;
+  for (const Span& span : spans) {
+    if (span.kind != SpanKind::kChunk) continue;
+    const bool holds = std::ranges::any_of(parts.evidence, [&](const std::string& passage) {
+      const size_t at = parts.context.find(passage);
+      const auto begin = static_cast<int64_t>(at);
+      return at != std::string::npos && begin < span.source_end &&
+             span.source_begin < begin + std::ssize(passage);
+    });
+    if (holds) chunks.push_back(span.begin);
+  }
+  return chunks;
+}
+
+}  // namespace
+
+TaskPrompt MakeTaskPrompt(const TaskInput& input, const PromptParts& parts) {
   std::vector<Document> documents;
   if (!parts.context.empty()) documents.push_back({.id = parts.document, .text = parts.context});
   Prompt prompt = BuildPrompt(*input.tokenizer, documents, parts.question, input.prompt);
@@ -97,16 +117,17 @@ std::vector<TokenId> PromptTokens(const TaskInput& input, const PromptParts& par
   const std::vector<TokenId> answer =
       input.tokenizer->Encode(prefix, /*add_special=*/false, /*parse_special=*/false);
   prompt.tokens.insert(prompt.tokens.end(), answer.begin(), answer.end());
-  return std::move(prompt.tokens);
+  return {.tokens = std::move(prompt.tokens),
+          .spans = prompt.spans,
+          .evidence = EvidenceChunks(parts, prompt.spans)};
 }
 
-std::vector<TokenId> FillPrompt(const TaskInput& input, int64_t max_new_tokens, int64_t least,
-                                int64_t most, std::string_view task,
-                                FunctionRef<PromptParts(int64_t)> make) {
+TaskPrompt FillPrompt(const TaskInput& input, int64_t max_new_tokens, int64_t least, int64_t most,
+                      std::string_view task, FunctionRef<PromptParts(int64_t)> make) {
   const int64_t limit = input.length - max_new_tokens;
-  const auto tokens_of = [&](int64_t n) { return PromptTokens(input, make(n)); };
-  std::vector<TokenId> best = tokens_of(least);
-  const auto frame = static_cast<int64_t>(best.size());
+  const auto prompt_of = [&](int64_t n) { return MakeTaskPrompt(input, make(n)); };
+  TaskPrompt best = prompt_of(least);
+  const auto frame = std::ssize(best.tokens);
   if (frame > limit) {
     Throw(ErrorKind::kInput,
           "a length of {} tokens is too short for {}: its shortest prompt takes {} and the answer "
@@ -119,16 +140,16 @@ std::vector<TokenId> FillPrompt(const TaskInput& input, int64_t max_new_tokens, 
   int64_t high = most + 1;
   double tokens_a_unit = 8;
   while (high - low > 1) {
-    const double room = static_cast<double>(limit) - static_cast<double>(best.size());
+    const double room = static_cast<double>(limit) - static_cast<double>(best.tokens.size());
     const int64_t guess =
         std::clamp(low + static_cast<int64_t>(room / tokens_a_unit), low + 1, high - 1);
-    std::vector<TokenId> tokens = tokens_of(guess);
-    const auto size = static_cast<int64_t>(tokens.size());
+    TaskPrompt prompt = prompt_of(guess);
+    const auto size = std::ssize(prompt.tokens);
     tokens_a_unit =
         std::max(static_cast<double>(size - frame) / static_cast<double>(guess - least), 1e-3);
     if (size <= limit) {
       low = guess;
-      best = std::move(tokens);
+      best = std::move(prompt);
     } else {
       high = guess;
     }

@@ -29,16 +29,17 @@ struct PromptParts {
   std::string context;   // may be empty: then there is no document
   std::string question;
   std::string answer_prefix;  // the first words of the answer, behind the assistant's marker
+  // Passages of the context that answer the question; those that are not in it count for nothing.
+  std::vector<std::string> evidence;
 };
 
 // The prompt as `winnow run` would build it, followed by the answer's first words.
-std::vector<TokenId> PromptTokens(const TaskInput& input, const PromptParts& parts);
+TaskPrompt MakeTaskPrompt(const TaskInput& input, const PromptParts& parts);
 
 // The prompt with the most filler (n units, `least` <= n < `most`) that leaves `max_new_tokens` of
 // `input.length`. `make` writes the parts for n units. Throws Error(kInput) if `least` units are
 // too long already, or `most` units fit: the text has no more. Both name `task`.
-std::vector<TokenId> FillPrompt(const TaskInput& input, int64_t max_new_tokens, int64_t least,
-                                int64_t most, std::string_view task,
-                                FunctionRef<PromptParts(int64_t)> make);
+TaskPrompt FillPrompt(const TaskInput& input, int64_t max_new_tokens, int64_t least, int64_t most,
+                      std::string_view task, FunctionRef<PromptParts(int64_t)> make);
 
 }  // namespace winnow

@@ -57,8 +57,8 @@ EvalSample MakeFrequentWords(const TaskInput& input) {
         .answer_prefix = fmt::format("The {} words that appear most often are:", kAsked)};
   };
   EvalSample sample;
-  sample.tokens = FillPrompt(input, kAnswerTokens, kLeastWords, std::max(input.length, kLeastWords),
-                             "frequent", make);
+  static_cast<TaskPrompt&>(sample) = FillPrompt(
+      input, kAnswerTokens, kLeastWords, std::max(input.length, kLeastWords), "frequent", make);
   sample.max_new_tokens = kAnswerTokens;
   sample.answers.assign(ranked.begin() + 1, ranked.begin() + 1 + kAsked);
   return sample;

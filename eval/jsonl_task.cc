@@ -51,20 +51,22 @@ class Row {
     return static_cast<int64_t>(number);
   }
 
-  std::vector<std::string> Answers() const {
-    const char* key = Has("answers") ? "answers" : "answer";
+  std::vector<std::string> Answers() const { return Texts(Has("answers") ? "answers" : "answer"); }
+
+  // A text or a list of them, none empty.
+  std::vector<std::string> Texts(const char* key) const {
     Require(key);
     const json& value = row_.at(key);
-    std::vector<std::string> answers;
+    std::vector<std::string> texts;
     for (const json& item : value.is_array() ? value : json::array({value})) {
       if (!item.is_string() || item.get_ref<const std::string&>().empty()) {
         Throw(ErrorKind::kInput, "{}: '{}' is neither a text nor a list of texts, none empty",
               where_, key);
       }
-      answers.push_back(item.get<std::string>());
+      texts.push_back(item.get<std::string>());
     }
-    if (answers.empty()) Throw(ErrorKind::kInput, "{}: '{}' is empty", where_, key);
-    return answers;
+    if (texts.empty()) Throw(ErrorKind::kInput, "{}: '{}' is empty", where_, key);
+    return texts;
   }
 
   const std::string& where() const { return where_; }
@@ -86,10 +88,12 @@ Match ReadMatch(const Row& row, const std::string& task) {
 }
 
 EvalSample ToSample(const Row& row, const TaskInput& input) {
-  const PromptParts parts = {.document = "context",
-                             .context = row.Text("context"),
-                             .question = row.Text("question"),
-                             .answer_prefix = row.TextOr("answer_prefix", "")};
+  const PromptParts parts = {
+      .document = "context",
+      .context = row.Text("context"),
+      .question = row.Text("question"),
+      .answer_prefix = row.TextOr("answer_prefix", ""),
+      .evidence = row.Has("evidence") ? row.Texts("evidence") : std::vector<std::string>{}};
   EvalSample sample;
   sample.task = row.TextOr("task", "jsonl");
   sample.answers = row.Answers();
@@ -97,7 +101,7 @@ EvalSample ToSample(const Row& row, const TaskInput& input) {
   sample.max_new_tokens = row.Count("max_new_tokens");
   sample.cluster = HashBytes(std::as_bytes(std::span(parts.context))).low;
   try {
-    sample.tokens = PromptTokens(input, parts);
+    static_cast<TaskPrompt&>(sample) = MakeTaskPrompt(input, parts);
   } catch (const Error& error) {
     Throw(error.kind(), "{}: {}", row.where(), error.what());
   }

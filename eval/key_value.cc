@@ -48,7 +48,8 @@ EvalSample MakeKeyValue(const TaskInput& input) {
         .answer_prefix = fmt::format("The value of the key \"{}\" is \"", key)};
   };
   EvalSample sample;
-  sample.tokens = FillPrompt(input, kAnswerTokens, 1, input.length, "keyvalue", make);
+  static_cast<TaskPrompt&>(sample) =
+      FillPrompt(input, kAnswerTokens, 1, input.length, "keyvalue", make);
   sample.max_new_tokens = kAnswerTokens;
   sample.answers = {value};
   return sample;

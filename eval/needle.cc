@@ -14,6 +14,10 @@ namespace {
 // The answer restates nothing but the number: seven digits, a full stop, and some to spare.
 constexpr int64_t kAnswerTokens = 24;
 
+std::string NeedleOf(const std::string& key, const std::string& value) {
+  return fmt::format("The special magic number for {} is {}.", key, value);
+}
+
 EvalSample MakeNeedles(const TaskInput& input, int n_keys, std::string_view task) {
   Rng rng(input.seed);
   const std::vector<std::string> keys = DrawKeys(n_keys, &rng);
@@ -34,17 +38,18 @@ EvalSample MakeNeedles(const TaskInput& input, int n_keys, std::string_view task
     for (int i = 0; i < n_keys; ++i) {
       add_book(static_cast<int64_t>(depths[i] * static_cast<double>(n_sentences)));
       if (!text.empty()) text += ' ';
-      text += fmt::format("The special magic number for {} is {}.", keys[i], values[i]);
+      text += NeedleOf(keys[i], values[i]);
     }
     add_book(n_sentences);
     return PromptParts{
         .document = "book.txt",
         .context = std::move(text),
         .question = fmt::format("What is the special magic number for {}?", keys[asked]),
-        .answer_prefix = fmt::format("The special magic number for {} is", keys[asked])};
+        .answer_prefix = fmt::format("The special magic number for {} is", keys[asked]),
+        .evidence = {NeedleOf(keys[asked], values[asked])}};
   };
   EvalSample sample;
-  sample.tokens =
+  static_cast<TaskPrompt&>(sample) =
       FillPrompt(input, kAnswerTokens, 1, input.book->n_sentences() - start, task, make);
   sample.max_new_tokens = kAnswerTokens;
   sample.answers = {values[asked]};

@@ -95,6 +95,10 @@ ordered_json SampleJson(const EvalSample& sample, const ArmRun& run) {
            run.first_difference ? ordered_json(*run.first_difference) : ordered_json(nullptr)},
           {"fidelity", run.fidelity ? ToJson(*run.fidelity) : ordered_json(nullptr)},
           {"decode", ToJson(result.ledger.decode)},
+          {"ttft_ms", result.ttft_seconds * 1e3},
+          {"evidence_kept",
+           run.evidence_kept ? ordered_json(*run.evidence_kept) : ordered_json(nullptr)},
+          {"pruning", result.ledger.pruning ? ToJson(*result.ledger.pruning) : nullptr},
           {"seconds", run.seconds},
           {"error", run.error.empty() ? ordered_json(nullptr) : ordered_json(run.error)}};
 }
@@ -157,6 +161,12 @@ void EvalReport::Add(const EvalSample& sample, const std::vector<ArmRun>& runs) 
     totals.steps += std::max<int64_t>(n_tokens - 1, 0);
     totals.decode_seconds += run.result.decode_seconds;
     totals.ttft_seconds += run.result.ttft_seconds;
+    if (run.pruned) {
+      totals.prunes = true;
+      totals.pruned += *run.pruned ? 1 : 0;
+      totals.with_evidence += run.evidence_kept ? 1 : 0;
+      totals.evidence_kept += run.evidence_kept.value_or(false) ? 1 : 0;
+    }
     if (!run.fidelity || run.fidelity->positions == 0) continue;
     totals.fidelity += *run.fidelity;
     totals.kl.push_back(
@@ -186,6 +196,10 @@ ordered_json EvalReport::CellJson(const Cell& cell, const ArmTotals& arm) const 
           {"fidelity", std::move(fidelity)},
           {"decode", ToJson(arm.decode)},
           {"answer_tokens", arm.answer_tokens},
+          {"pruning", arm.prunes ? ordered_json({{"pruned", arm.pruned},
+                                                 {"with_evidence", arm.with_evidence},
+                                                 {"evidence_kept", arm.evidence_kept}})
+                                 : ordered_json(nullptr)},
           {"ttft_ms", PerUnit(arm.ttft_seconds, n, 1e3)},
           {"tpot_ms", PerUnit(arm.decode_seconds, arm.steps, 1e3)},
           {"seconds", arm.seconds}};
@@ -220,6 +234,10 @@ std::string EvalReport::Row(const Cell& cell, const ArmTotals& arm) const {
     const Verdict verdict = Judge(arm.scores, cell.arms.front().scores, cell.clusters, options_);
     row +=
         fmt::format("{:>9.3f}  {}", verdict.mcnemar_p, verdict.noninferior ? "yes" : "not shown");
+  }
+  if (arm.prunes) row += fmt::format("  pruned {}/{}", arm.pruned, n);
+  if (arm.with_evidence > 0) {
+    row += fmt::format(", evidence kept {}/{}", arm.evidence_kept, arm.with_evidence);
   }
   if (arm.failed > 0) row += fmt::format("  {} failed", arm.failed);
   return row;

@@ -66,6 +66,12 @@ class EvalReport {
     double decode_seconds = 0;
     double ttft_seconds = 0;
     double seconds = 0;
+    // Of arms that prune: samples that they dropped something of, samples that name evidence, and
+    // those of these where all of it is left.
+    bool prunes = false;
+    int64_t pruned = 0;
+    int64_t with_evidence = 0;
+    int64_t evidence_kept = 0;
   };
   struct Cell {
     std::string task;

@@ -14,11 +14,17 @@
 
 namespace winnow {
 
-struct EvalSample {
+struct TaskPrompt {
+  std::vector<TokenId> tokens;
+  std::vector<Span> spans;  // of them; the answer's first words, at the end, belong to none
+  // First tokens of the chunks that hold what answers the question; none: it is not known.
+  std::vector<int64_t> evidence;
+};
+
+struct EvalSample : TaskPrompt {
   std::string task;
   int64_t length = 0;  // asked for, prompt and answer together; 0: as long as it came (JSONL)
   int64_t index = 0;   // within its task and length
-  std::vector<TokenId> tokens;  // the prompt
   int64_t max_new_tokens = 0;
   std::vector<std::string> answers;  // references; none: only fidelity is measured
   Match match = Match::kAll;
@@ -41,7 +47,7 @@ struct Task {
   std::string_view name;
   std::string_view summary;  // for help texts
   bool needs_text = false;
-  // The sample of a seed: the same input gives the same sample. Sets tokens, max_new_tokens,
+  // The sample of a seed: the same input gives the same sample. Sets the prompt, max_new_tokens,
   // answers, match and continuation. Throws Error(kInput) if `length` is too short for the task,
   // or the text for `length`.
   EvalSample (*make)(const TaskInput& input) = nullptr;

@@ -54,7 +54,8 @@ EvalSample MakeVariableTracking(const TaskInput& input) {
             fmt::format("The {} variables that hold the value {} are:", kHops + 1, value)};
   };
   EvalSample sample;
-  sample.tokens = FillPrompt(input, kAnswerTokens, 1, input.length, "variables", make);
+  static_cast<TaskPrompt&>(sample) =
+      FillPrompt(input, kAnswerTokens, 1, input.length, "variables", make);
   sample.max_new_tokens = kAnswerTokens;
   sample.answers = names;
   return sample;

@@ -160,30 +160,39 @@ void AttendRow(const ModelConfig& config, const Qkv& qkv, int64_t t, int64_t fir
 
 }  // namespace
 
-std::vector<std::vector<float>> FakeLogits(FakeBackbone* backbone,
-                                           std::span<const int32_t> tokens) {
+std::vector<std::vector<float>> FakeLogits(FakeBackbone* backbone, std::span<const int32_t> tokens,
+                                           const FakePruning& pruning) {
   const ModelConfig& config = backbone->config();
-  const auto n = static_cast<int64_t>(tokens.size());
+  auto n = static_cast<int64_t>(tokens.size());
   std::vector<int32_t> positions(n);
   for (int64_t t = 0; t < n; ++t) positions[t] = static_cast<int32_t>(t);
   std::vector<float> hidden(n * config.hidden);
-  const TensorView<float, 2> hidden_view(hidden.data(), {n, config.hidden});
-  backbone->Embed(tokens, hidden_view);
+  backbone->Embed(tokens, {hidden.data(), {n, config.hidden}});
   std::vector<float> attention(n * config.query_heads * config.head_dim);
-  const TensorView<float, 3> attention_view(attention.data(),
-                                            {n, config.query_heads, config.head_dim});
   for (int layer = 0; layer < config.n_layers; ++layer) {
+    const TensorView<float, 2> hidden_view(hidden.data(), {n, config.hidden});
+    const TensorView<float, 3> attention_view(attention.data(),
+                                              {n, config.query_heads, config.head_dim});
     const Qkv qkv = backbone->AttentionInput(layer, hidden_view, positions);
     const int64_t window = config.layers[layer].window;
     for (int64_t t = 0; t < n; ++t) {
-      const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, t - window + 1);
+      int64_t first = 0;
+      while (window > 0 && positions[t] - positions[first] >= window) ++first;
       AttendRow(config, qkv, t, first, attention_view.row(t));
     }
     backbone->AttentionOutput(layer, attention_view, hidden_view);
+    if (layer + 1 != pruning.accepted_layer) continue;
+    n = std::ssize(pruning.retained);
+    for (int64_t t = 0; t < n; ++t) {
+      positions[t] = static_cast<int32_t>(pruning.retained[t]);
+      std::copy_n(hidden_view.row(positions[t]), config.hidden, hidden_view.row(t));
+    }
+    positions.resize(n);
   }
   std::vector<std::vector<float>> logits(n, std::vector<float>(config.vocabulary));
   for (int64_t t = 0; t < n; ++t) {
-    backbone->Logits(hidden_view.Slice(t, t + 1), {logits[t].data(), {1, config.vocabulary}});
+    backbone->Logits({hidden.data() + t * config.hidden, {1, config.hidden}},
+                     {logits[t].data(), {1, config.vocabulary}});
   }
   return logits;
 }

@@ -58,7 +58,15 @@ class FakeBackbone : public Backbone {
   std::vector<float> q_, k_, v_;
 };
 
-// Logits [T, V] of every position, attention in double over all tokens that each may see.
-std::vector<std::vector<float>> FakeLogits(FakeBackbone* backbone, std::span<const int32_t> tokens);
+// Layers above `accepted_layer` (from 1; 0: none) see only the retained tokens, ascending.
+struct FakePruning {
+  int accepted_layer = 0;
+  std::vector<int64_t> retained;
+};
+
+// Logits [T, V] of every position that the last layer sees, attention in double over all tokens
+// that each may see.
+std::vector<std::vector<float>> FakeLogits(FakeBackbone* backbone, std::span<const int32_t> tokens,
+                                           const FakePruning& pruning = {});
 
 }  // namespace winnow::testing

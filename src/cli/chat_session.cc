@@ -31,6 +31,7 @@ void ChatSession::AddDocuments(DocumentSet set) {
 
 size_t ChatSession::Reset() {
   tokens_.clear();
+  spans_.clear();
   pending_ = first_;
   turns_ = 0;
   last_.reset();
@@ -54,7 +55,8 @@ std::vector<std::string> ChatSession::DropDocuments(const std::string& question)
 Prompt ChatSession::NextTurn(const std::vector<Document>& documents,
                              const std::string& question) const {
   const Tokenizer& tokenizer = *loaded_->tokenizer;
-  const PromptOptions options = ToPromptOptions(flags_->prompt, documents);
+  const PromptOptions options =
+      ToPromptOptions(flags_->prompt, documents, {flags_->generation.arm});
   if (tokens_.empty()) {
     return BuildPrompt(tokenizer, documents, question, options);
   }
@@ -66,8 +68,15 @@ RunRecord ChatSession::Ask(const std::string& question, Output* stream,
   const Prompt turn = NextTurn(pending_.documents, question);
   std::vector<TokenId> tokens = tokens_;
   tokens.insert(tokens.end(), turn.tokens.begin(), turn.tokens.end());
+  std::vector<Span> spans = spans_;
+  for (Span span : turn.spans) {
+    span.begin += std::ssize(tokens_);
+    span.end += std::ssize(tokens_);
+    spans.push_back(span);
+  }
   ProgressBar progress(!flags_->quiet);
-  Request request = MakeRequest(flags_->generation, tokens, loaded_->engine->context_tokens());
+  Request request =
+      MakeRequest(flags_->generation, tokens, spans, loaded_->engine->context_tokens());
   RunRecord record =
       MakeRecord(*loaded_, flags_->generation, turn,
                  Generate(*loaded_->engine, std::move(request), stream, progress, interrupts));
@@ -75,6 +84,7 @@ RunRecord ChatSession::Ask(const std::string& question, Output* stream,
   if (result.tokens.empty() || result.finish_reason == FinishReason::kFailed) return record;
   const int64_t n_kept = KeptAnswerTokens(*loaded_->tokenizer, result);
   tokens_ = std::move(tokens);
+  spans_ = std::move(spans);
   tokens_.insert(tokens_.end(), result.tokens.begin(), result.tokens.begin() + n_kept);
   record.skipped = std::move(pending_.skipped);
   pending_ = {};

@@ -55,6 +55,7 @@ class ChatSession {
   const ChatFlags* flags_;
   LoadedModel* loaded_;
   std::vector<TokenId> tokens_;  // prompts and answers of the finished turns
+  std::vector<Span> spans_;      // of them; answers belong to none
   DocumentSet first_;            // as the session began
   DocumentSet pending_;          // for the next question
   int turns_ = 0;

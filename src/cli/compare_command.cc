@@ -87,6 +87,7 @@ std::string Table(const std::vector<ArmRun>& runs) {
 EvalSample MakeSample(const CompareFlags& flags, const Prompt& prompt, int64_t context_tokens) {
   EvalSample sample;
   sample.tokens = prompt.tokens;
+  sample.spans = prompt.spans;
   const int64_t room = context_tokens - static_cast<int64_t>(prompt.tokens.size());
   sample.max_new_tokens = std::clamp<int64_t>(room, 1, flags.max_tokens);
   return sample;
@@ -101,7 +102,7 @@ int Run(const CompareFlags& flags, bool json) {
   }
   const LoadedModel loaded = LoadModel(flags.model, flags.arms, ReadChatTemplate(flags.prompt));
   const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
-                                    ToPromptOptions(flags.prompt, set.documents));
+                                    ToPromptOptions(flags.prompt, set.documents, arms));
   const EvalSample sample = MakeSample(flags, prompt, loaded.engine->context_tokens());
 
   std::vector<ArmRun> runs;  // what was finished

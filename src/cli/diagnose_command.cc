@@ -133,7 +133,7 @@ int Run(const DiagnoseFlags& flags, bool json) {
   const LoadedModel loaded =
       LoadModel(flags.model, {DiagnosisArm(options)}, ReadChatTemplate(flags.prompt));
   const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
-                                    ToPromptOptions(flags.prompt, set.documents));
+                                    ToPromptOptions(flags.prompt, set.documents, {"dense"}));
   int signal = 0;
   const std::optional<DiagnosisRun> run = RunShown(flags, loaded, prompt, options, &signal);
   if (!run.has_value()) return 128 + signal;

@@ -23,6 +23,7 @@
 #include "eval/evaluation.h"
 #include "eval/jsonl_task.h"
 #include "eval/report.h"
+#include "policy/arm.h"
 
 namespace winnow {
 namespace fs = std::filesystem;
@@ -203,6 +204,9 @@ Evaluation MakeEvaluation(const EvalFlags& flags, const Tokenizer& tokenizer, co
                       .continuation_tokens = flags.continuation,
                       .seed = flags.seed};
   evaluation.arms = ReferenceFirst(flags.arms);
+  if (const int chunk = ArmChunkTokens(flags.arms); chunk > 0) {
+    evaluation.input.prompt.chunk_tokens = chunk;
+  }
   if (!flags.jsonl.empty()) {
     evaluation.given = ReadJsonl(flags.jsonl, evaluation.input, context_tokens, flags.samples);
   }

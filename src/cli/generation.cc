@@ -58,10 +58,11 @@ void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
       ->group(group);
   command
       .add_option("--chunk-tokens", flags.chunk_tokens,
-                  "Longest chunk that documents are split into, in tokens")
+                  fmt::format("Longest chunk that documents are split into, in tokens; by default "
+                              "what the arm says, or {}",
+                              PromptOptions{}.chunk_tokens))
       ->type_name("TOKENS")
       ->check(Between(1, 1 << 20))
-      ->capture_default_str()
       ->group(group);
   AddNoChatTemplateFlag(command, flags.no_chat_template, group);
   command
@@ -241,10 +242,14 @@ std::string ReadChatTemplate(const PromptFlags& flags) {
   return flags.chat_template_file.empty() ? "" : ReadTextFile(flags.chat_template_file);
 }
 
-PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents) {
-  PromptOptions options{.chunk_tokens = flags.chunk_tokens,
-                        .system = flags.system,
-                        .chat_template = !flags.no_chat_template};
+PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents,
+                              const std::vector<std::string>& arms) {
+  PromptOptions options{.system = flags.system, .chat_template = !flags.no_chat_template};
+  if (flags.chunk_tokens > 0) {
+    options.chunk_tokens = flags.chunk_tokens;
+  } else if (const int of_arms = ArmChunkTokens(arms); of_arms > 0) {
+    options.chunk_tokens = of_arms;
+  }
   for (const std::string& text : flags.protect) {
     const LineRange range = ParseLineRange(text, documents);
     for (const Document& document : documents) {
@@ -260,7 +265,7 @@ PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Docume
 }
 
 Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
-                    int64_t context_tokens) {
+                    std::vector<Span> spans, int64_t context_tokens) {
   Request request;
   request.max_new_tokens = flags.max_tokens;
   if (flags.max_tokens == 0) {
@@ -268,6 +273,7 @@ Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
     request.max_new_tokens = std::clamp<int64_t>(room, 1, kDefaultMaxTokens);
   }
   request.tokens = std::move(tokens);
+  request.spans = std::move(spans);
   request.sampling = flags.sampling;
   request.stop = flags.stop;
   request.arm = flags.arm;

@@ -20,7 +20,7 @@ struct PromptFlags {
   std::vector<std::string> files;
   bool strict = false;
   std::string system;
-  int chunk_tokens = PromptOptions{}.chunk_tokens;
+  int chunk_tokens = 0;  // 0: what the arm asks for
   bool no_chat_template = false;
   std::string chat_template_file;
   std::vector<std::string> protect;  // FILE or FILE:FIRST-LAST
@@ -65,13 +65,15 @@ std::string ReadQuestion(const std::string& flag);
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
 std::string ReadChatTemplate(const PromptFlags& flags);
 
-// For a prompt of these documents. A --protect of other documents counts for nothing.
-PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents);
+// For a prompt of these documents, to be read under each of `arms`. A --protect of other documents counts
+// for nothing.
+PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents,
+                              const std::vector<std::string>& arms);
 
-// A request for `tokens` with these flags. Without -n, the default is cut to what the context
-// leaves.
+// A request for `tokens`, which consist of `spans`, with these flags. Without -n, the default is
+// cut to what the context leaves.
 Request MakeRequest(const GenerationFlags& flags, std::vector<TokenId> tokens,
-                    int64_t context_tokens);
+                    std::vector<Span> spans, int64_t context_tokens);
 
 // Submits the request and steps the engine until it is finished. Text goes to `stream` as it comes,
 // unless null. A pending signal, or a closed output, cancels the request; it may also fail

@@ -89,8 +89,9 @@ int Run(const RunFlags& flags, bool json) {
   }
   LoadedModel loaded =
       LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
-  const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
-                                    ToPromptOptions(flags.prompt, set.documents));
+  const Prompt prompt =
+      BuildPrompt(*loaded.tokenizer, set.documents, question,
+                  ToPromptOptions(flags.prompt, set.documents, {flags.generation.arm}));
   PrintNotes(flags, prompt, *loaded.tokenizer);
 
   Output output;
@@ -99,7 +100,9 @@ int Run(const RunFlags& flags, bool json) {
   {
     ProgressBar progress(!flags.quiet);
     const InterruptScope interrupts;
-    Request request = MakeRequest(flags.generation, prompt.tokens, loaded.engine->context_tokens());
+    Request request =
+        MakeRequest(flags.generation, prompt.tokens, prompt.spans, loaded.engine->context_tokens());
+    request.keep_tables = flags.report == "full";
     record = MakeRecord(loaded, flags.generation, prompt,
                         Generate(*loaded.engine, std::move(request), json ? nullptr : &output,
                                  progress, interrupts));

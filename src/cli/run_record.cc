@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
 #include "cli/output.h"
@@ -22,15 +23,15 @@ ordered_json TextOrNull(const std::string& text) {
   return text.empty() ? ordered_json(nullptr) : ordered_json(text);
 }
 
-// Dense attention reads every token of every document and does not measure how its mass is spread.
-ordered_json DocumentsJson(const std::vector<PromptDocument>& documents) {
+ordered_json DocumentsJson(const std::vector<DocumentUse>& documents) {
   ordered_json list = ordered_json::array();
-  for (const PromptDocument& document : documents) {
+  for (const DocumentUse& document : documents) {
     list.push_back({{"id", document.id},
-                    {"tokens", document.n_tokens},
-                    {"kept", document.n_tokens},
-                    {"read", document.n_tokens},
-                    {"mass", nullptr}});
+                    {"tokens", document.tokens},
+                    {"kept", document.kept},
+                    {"read", document.kept},
+                    {"mass", std::isnan(document.mass) ? ordered_json(nullptr)
+                                                       : ordered_json(document.mass)}});
   }
   return list;
 }
@@ -46,6 +47,13 @@ ordered_json PeerJson(const PeerRecord& peer) {
           {"decode_steps", peer.decode_steps},
           {"kv_bytes", peer.kv_bytes},
           {"buffer_bytes", peer.buffer_bytes}};
+}
+
+// The pruning's record is a part of what prefill did.
+ordered_json PrefillJson(const RequestLedger& ledger, LedgerDetail detail) {
+  ordered_json json = ToJson(ledger.prefill, detail);
+  if (ledger.pruning != nullptr) json["pruning"] = ToJson(*ledger.pruning, detail);
+  return json;
 }
 
 struct Row {
@@ -118,10 +126,11 @@ std::string SparseLine(const AttentionAccount& a) {
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {
+  const int64_t first_token = result.prompt_tokens - std::ssize(prompt.tokens);
   return {.model = loaded.name,
           .arm = flags.arm,
           .used_chat_template = prompt.used_chat_template,
-          .documents = prompt.documents,
+          .documents = UseOfDocuments(prompt, first_token, result.ledger.pruning.get()),
           .result = std::move(result),
           .peak_rss_bytes = PeakRssBytes()};
 }
@@ -148,7 +157,7 @@ ordered_json ToJson(const RunRecord& record, LedgerDetail detail) {
           {"peak_rss_bytes", record.peak_rss_bytes},
           {"documents", DocumentsJson(record.documents)},
           {"skipped", std::move(skipped)},
-          {"prefill", ToJson(result.ledger.prefill, detail)},
+          {"prefill", PrefillJson(result.ledger, detail)},
           {"decode", ToJson(result.ledger.decode, detail)},
           {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)},
           {"peer_error", TextOrNull(record.peer_error)}};
@@ -171,6 +180,9 @@ std::string FormatTable(const RunRecord& record) {
         "other\n"
         "memory: winnow's is the highest resident set of the process before llama.cpp was loaded,\n"
         "llama.cpp's the weights and buffers that it allocated\n";
+  }
+  if (record.result.ledger.pruning != nullptr) {
+    table += FormatPruning(*record.result.ledger.pruning, record.documents);
   }
   return table + SparseLine(record.result.ledger.decode.attention);
 }

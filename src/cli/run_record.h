@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/generation.h"
+#include "cli/prune_summary.h"
 #include "engine/request.h"
 #include "ledger/ledger.h"
 #include "text/document.h"
@@ -32,7 +33,7 @@ struct RunRecord {
   std::string model;  // path
   std::string arm;    // as asked for
   bool used_chat_template = false;
-  std::vector<PromptDocument> documents;
+  std::vector<DocumentUse> documents;
   std::vector<SkippedFile> skipped;
   RequestResult result;
   uint64_t peak_rss_bytes = 0;  // before the peer was loaded
@@ -40,7 +41,8 @@ struct RunRecord {
   std::string peer_error;  // why there is none although it was asked for
 };
 
-// The record of a finished request; documents skipped and a peer are the caller's to add.
+// The record of a finished request, which ends with `prompt`; documents skipped and a peer are the
+// caller's to add.
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result);
 

@@ -129,7 +129,7 @@ void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
   // What follows a dropped chunk lies elsewhere in the layers above, and has not seen it.
   if (sequence->pruning != nullptr) n_tokens = std::min(n_tokens, sequence->pruning->n_whole);
   HashPages(sequence, n_tokens);
-  prefixes.Insert(sequence->page_hashes, sequence->kv);
+  prefixes.Insert(std::span(sequence->page_hashes).first(n_tokens / layout.slots), sequence->kv);
 }
 
 void Engine::Impl::Fail(Sequence* sequence, const std::exception& error) {

@@ -60,6 +60,7 @@ struct Engine::Impl {
   void ObserveLayer(Sequence* sequence);
   void Park(Sequence* sequence);
   void Remove(Sequence* sequence);
+  void DropBelow(Sequence* sequence);
   void FinishPruning(Sequence* sequence);
 
   // engine_decode.cc

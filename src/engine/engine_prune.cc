@@ -5,6 +5,7 @@
 #include "engine/engine_impl.h"
 #include "model/model_hash.h"
 #include "ops/observer_rows.h"
+#include "ops/page_planes.h"
 #include "policy/arm.h"
 
 namespace winnow {
@@ -170,7 +171,7 @@ void Engine::Impl::Park(Sequence* sequence) {
 void Engine::Impl::Remove(Sequence* sequence) {
   Sequence& s = *sequence;
   SequencePruning& pruning = *s.pruning;
-  if (parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
+  if (!s.pruner->policy->params.drop_kv && parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
   std::vector<bool> removed(pruning.chunks.size());
   for (const int32_t chunk : pruning.decision.removed) removed[chunk] = true;
   for (int64_t token = 0; token < s.n_prompt(); ++token) {
@@ -187,6 +188,22 @@ void Engine::Impl::Remove(Sequence* sequence) {
       std::mismatch(s.rows.begin(), s.rows.end(), s.positions.begin()).first - s.rows.begin();
   s.status.n_prompt = std::ssize(s.rows);
   pruning.record.applied_layer = s.status.layer + 1;
+  if (s.pruner->policy->params.drop_kv) DropBelow(sequence);
+}
+
+// Decode is not to read what was dropped in the layers below either. Where memory is short they
+// stay.
+void Engine::Impl::DropBelow(Sequence* sequence) {
+  Sequence& s = *sequence;
+  const std::vector<int64_t> kept(s.rows.begin(), s.rows.end());
+  for (int layer = 0; layer <= s.status.layer; ++layer) {
+    if (config.layers[layer].window > 0) continue;
+    EvictFor(s.kv.PagesToKeep(layer, kept));
+    const std::optional<int64_t> changed = s.kv.Keep(layer, kept);
+    if (!changed.has_value()) continue;
+    UpdatePlanes(*threads, &s.kv, layer, *changed, s.kv.n_tokens(layer));
+    ++s.pruning->record.layers_compacted;
+  }
 }
 
 // The last layer is done: the record is complete.

@@ -44,6 +44,7 @@ struct PruneLedger {
   int resumed_layers = 0;  // that had been computed when an earlier request parked its prompt,
   int64_t resumed_tokens = 0;  // for so many tokens
   int64_t parked_bytes = 0;    // hidden states that are kept, so that chunks can come back; 0: none
+  int layers_compacted = 0;    // below, whose dropped tokens decode cannot read (pruned_kv=drop)
   int64_t rows_computed = 0;   // tokens times layers,
   int64_t rows_dense = 0;      // and without pruning and parking
   // Of the removal at the layer of acceptance, by query head, the mean over the observers of

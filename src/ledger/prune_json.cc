@@ -108,6 +108,7 @@ ordered_json ToJson(const PruneLedger& pruning, LedgerDetail detail) {
       {"removed_tokens", p.removed_tokens},
       {"resumed", {{"layers", pruning.resumed_layers}, {"tokens", pruning.resumed_tokens}}},
       {"parked_bytes", pruning.parked_bytes},
+      {"layers_compacted", pruning.layers_compacted},
       {"rows_computed", pruning.rows_computed},
       {"rows_dense", pruning.rows_dense},
       {"parameters",

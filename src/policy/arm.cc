@@ -222,4 +222,12 @@ PlaneSet ArmPlanes(const std::vector<std::string>& arms) {
   return planes;
 }
 
+int ArmChunkTokens(const std::vector<std::string>& arms) {
+  for (const std::string& text : arms) {
+    const std::unique_ptr<PrefillPolicy> policy = MakePrefillPolicy(text);
+    if (policy != nullptr) return static_cast<int>(policy->params.chunk_tokens);
+  }
+  return 0;
+}
+
 }  // namespace winnow

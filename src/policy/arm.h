@@ -38,6 +38,10 @@ std::unique_ptr<PrefillPolicy> MakePrefillPolicy(std::string_view text);
 // What an engine's pages have to keep for these arms. Throws as ParseArm.
 PlaneSet ArmPlanes(const std::vector<std::string>& arms);
 
+// Tokens of the chunks that a prompt for these arms is cut into: what the first that prunes asks
+// for; 0: none does. Throws as ParseArm.
+int ArmChunkTokens(const std::vector<std::string>& arms);
+
 // The names that ParseArm knows, for help texts.
 std::vector<std::string> KnownArms();
 
