@@ -44,20 +44,21 @@ struct PruneLayerAccount {
   int64_t groups_fallen_back = 0;     // KV groups without an eligible head
   // Query heads of weight 0, which the envelope (12) says nothing about.
   int64_t heads_outside_envelope = 0;
+  std::vector<double> head_share;  // [H] of the pool, Σ = 1; empty where a number is not finite
+  std::vector<double> head_eps;    // [H]: what each of a head's rows may lose, row_error taken off
 
   // The scan (14).
   std::vector<int32_t> removed;  // chunks, in the order of removal
   int64_t saving = 0;            // tokens, D_l
   double worst_row_share = 0;    // largest removed mass of a row, as a share of its tolerance
   // The dual certificate (15)(16), in tokens: no removal within the tolerances saves more.
-  double saving_bound = kUndefined;                                          // U_l
-  int64_t saving_bound_tokens = -1;                                          // U_l as whole tokens
-  double gap() const { return saving_bound - static_cast<double>(saving); }  // U_l − D_l
-  bool target_infeasible = false;                                            // U_l proves it
-  std::vector<double> row_prices;  // y [rows]; only for the full report, and with dual=lp
-  int64_t price_row = -1;          // the one row with a price, or -1
-  double row_price = 0;            // its y
-  double count_price = 0;          // t
+  double saving_bound = kUndefined;  // U_l
+  int64_t saving_bound_tokens = -1;  // U_l as whole tokens
+  bool target_infeasible = false;    // U_l proves it
+  std::vector<double> row_prices;    // y [rows], of dual=lp; else one at most:
+  int64_t price_row = -1;            // that row (h·W + u), or -1
+  double row_price = 0;              // its y
+  double count_price = 0;            // t
 
   // Stability (19) and the streak after this layer.
   double set_change = kUndefined;  // d_l; undefined without a predecessor
@@ -78,7 +79,7 @@ struct PruneLayerAccount {
   std::vector<double> head_removed;   // [H]
   std::vector<double> head_envelope;  // [H]
 
-  // Only for the full report: removed or not, the mass of each chunk in each proposal row.
+  // Only for the full report: the mass of each chunk in each proposal row (h·W + u).
   std::vector<double> constraint_mass;  // [rows, k]
   std::vector<double> constraint_eps;   // [rows]
 
@@ -86,6 +87,9 @@ struct PruneLayerAccount {
   double seconds_scan = 0;
   double seconds_dual = 0;
   double seconds_audit = 0;
+
+  // U_l − D_l: the most that the scan can have missed, in tokens.
+  double gap() const { return saving_bound - static_cast<double>(saving); }
   double seconds() const { return seconds_score + seconds_scan + seconds_dual + seconds_audit; }
 };
 

@@ -112,11 +112,8 @@ AuditResult Audit(const AuditRule& rule, TensorView<const double, 2> chunk_mass,
     const double upper = AuditUpper(rule, result.mean[h]);
     result.upper[h] = upper;
     result.passes = result.passes && upper <= eps[h];
-    if (std::isnan(upper)) {
-      result.worst_upper = upper;
-    } else if (upper > result.worst_upper) {  // never true once it is NaN
-      result.worst_upper = upper;
-    }
+    // The first NaN stays: no number is larger.
+    if (std::isnan(upper) || upper > result.worst_upper) result.worst_upper = upper;
   }
   return result;
 }

@@ -72,6 +72,7 @@ std::vector<int64_t> RowsByTightness(const ScreeningProblem& problem) {
   }
   std::sort(tightness.begin(), tightness.end());
   std::vector<int64_t> rows;
+  rows.reserve(tightness.size());
   for (const auto& entry : tightness) rows.push_back(entry.second);
   return rows;
 }

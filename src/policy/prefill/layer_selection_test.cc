@@ -11,8 +11,8 @@ namespace {
 
 using Flags = std::vector<uint8_t>;
 
-constexpr auto Passing = [] { return AuditResult{.passes = true}; };
-constexpr auto Failing = [] { return AuditResult{.passes = false}; };
+constexpr auto kPassing = [] { return AuditResult{.passes = true}; };
+constexpr auto kFailing = [] { return AuditResult{.passes = false}; };
 
 TEST(SetChange, CountsRetainedChunks) {
   EXPECT_EQ(SetChange(Flags{1, 0, 0, 0}, Flags{1, 0, 0, 0}), 0);
@@ -39,7 +39,7 @@ TEST(LayerSelector, AuditsOnlyWhatPassedTargetAndStreak) {
   int audits = 0;
   const auto audit = [&] {
     ++audits;
-    return Passing();
+    return kPassing();
   };
   EXPECT_EQ(selector.Observe(Flags{1, 0, 0}, 5, audit).verdict, PruneVerdict::kTargetNotMet);
   EXPECT_EQ(selector.Observe(Flags{1, 0, 0}, 5, audit).verdict, PruneVerdict::kTargetNotMet);
@@ -53,29 +53,29 @@ TEST(LayerSelector, AuditsOnlyWhatPassedTargetAndStreak) {
 
 TEST(LayerSelector, InvalidLayersForgetAndFailedAuditsDoNot) {
   LayerSelector selector({.target_saving = 1, .min_streak = 2, .max_change = 0});
-  EXPECT_TRUE(std::isnan(selector.Observe(Flags{1, 0}, 1, Failing).set_change));
-  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, Failing).streak, 1);
-  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, Failing).verdict, PruneVerdict::kAuditFailed);
-  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, Failing).streak, 3);
+  EXPECT_TRUE(std::isnan(selector.Observe(Flags{1, 0}, 1, kFailing).set_change));
+  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, kFailing).streak, 1);
+  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, kFailing).verdict, PruneVerdict::kAuditFailed);
+  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, kFailing).streak, 3);
   const LayerSelector::Step invalid = selector.ObserveInvalid(PruneVerdict::kInvalidResidual);
   EXPECT_EQ(invalid.streak, 0);
   EXPECT_FALSE(invalid.audit.has_value());
-  const LayerSelector::Step next = selector.Observe(Flags{1, 0}, 1, Passing);
+  const LayerSelector::Step next = selector.Observe(Flags{1, 0}, 1, kPassing);
   EXPECT_TRUE(std::isnan(next.set_change));
   EXPECT_EQ(next.verdict, PruneVerdict::kStreakNotMet);
 }
 
 TEST(LayerSelector, AnEmptyRemovalIsAPredecessor) {
   LayerSelector selector({.target_saving = 1, .min_streak = 1, .max_change = 0.4});
-  EXPECT_EQ(selector.Observe(Flags{0, 0, 0}, 0, Passing).verdict, PruneVerdict::kTargetNotMet);
-  const LayerSelector::Step step = selector.Observe(Flags{1, 0, 0}, 1, Passing);
+  EXPECT_EQ(selector.Observe(Flags{0, 0, 0}, 0, kPassing).verdict, PruneVerdict::kTargetNotMet);
+  const LayerSelector::Step step = selector.Observe(Flags{1, 0, 0}, 1, kPassing);
   EXPECT_DOUBLE_EQ(step.set_change, 1.0 / 3);
   EXPECT_EQ(step.verdict, PruneVerdict::kAccepted);
 }
 
 TEST(LayerSelector, WithoutStreakTheFirstLayerMayBeAccepted) {
   LayerSelector selector({.target_saving = 1, .min_streak = 0, .max_change = 0});
-  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, Passing).verdict, PruneVerdict::kAccepted);
+  EXPECT_EQ(selector.Observe(Flags{1, 0}, 1, kPassing).verdict, PruneVerdict::kAccepted);
 }
 
 TEST(BypassBeforeScoring, InThisOrder) {

@@ -206,7 +206,11 @@ PruneLayerAccount PruneRun::StartLayer(int layer, const LayerRules& rules,
       std::count(rules.head_weights.begin(), rules.head_weights.end(), 0.0);
   account.groups_fallen_back =
       std::count(candidate.scores.group_fallback.begin(), candidate.scores.group_fallback.end(), 1);
-  if (candidate.scores.finite) account.document_mass = candidate.scores.document_mass;
+  if (candidate.scores.finite) {
+    account.document_mass = candidate.scores.document_mass;
+    account.head_share = candidate.scores.pool_share;
+  }
+  account.head_eps = rules.eps;
   account.audit_vacuous = AuditIsVacuous(audit_rule_, rules.eps_audit);
   account.audit_uninformative = IsUninformative(rules);
   return account;
