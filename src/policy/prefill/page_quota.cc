@@ -1,6 +1,9 @@
 #include "policy/prefill/page_quota.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
 
 #include "core/check.h"
 #include "policy/select/page_priority.h"
@@ -69,7 +72,8 @@ PageRetention RetainPages(std::span<const double> priorities, const CompetingPag
 }
 
 UnionOverhead ComputeUnionOverhead(TensorView<const uint8_t, 2> selected) {
-  const auto [n_heads, n_tokens] = selected.shape;
+  const int64_t n_heads = selected.shape[0];
+  const int64_t n_tokens = selected.shape[1];
   WINNOW_CHECK(n_heads >= 1);
   const auto count = [&](int64_t h) {
     return std::count_if(selected.row(h), selected.row(h) + n_tokens,
@@ -100,6 +104,34 @@ double JaccardDisagreement(std::span<const uint8_t> a, std::span<const uint8_t> 
     any += a[j] != 0 || b[j] != 0 ? 1 : 0;
   }
   return any == 0 ? 0 : 1 - static_cast<double>(both) / static_cast<double>(any);
+}
+
+PartitionScores ScorePartition(std::span<const double> p, int64_t first_page, int64_t page_tokens) {
+  WINNOW_CHECK(!p.empty() && page_tokens >= 1 && 1 <= first_page && first_page <= page_tokens);
+  const auto sums = [](std::span<const double> q) {
+    double mass = 0;
+    double squares = 0;
+    for (double x : q) {
+      mass += x;
+      squares += x * x;
+    }
+    return std::pair(mass, squares);
+  };
+  const auto [chunk_mass, chunk_squares] = sums(p);
+  PartitionScores scores;
+  scores.chunk = std::log(chunk_squares / (chunk_mass * chunk_mass));
+  const int64_t n = std::ssize(p);
+  double total = 0;
+  int64_t n_pages = 0;
+  for (int64_t begin = 0, end = std::min(first_page, n); begin < n;
+       begin = end, end = std::min(end + page_tokens, n)) {
+    const auto [mass, squares] = sums(p.subspan(begin, end - begin));
+    total += mass > 0 ? std::log(squares / (mass * mass)) + std::log(mass / chunk_mass)
+                      : -std::numeric_limits<double>::infinity();
+    ++n_pages;
+  }
+  scores.mean_page = total / static_cast<double>(n_pages);
+  return scores;
 }
 
 }  // namespace winnow

@@ -61,4 +61,15 @@ UnionOverhead ComputeUnionOverhead(TensorView<const uint8_t, 2> selected);
 // 2/(2 − D).
 double JaccardDisagreement(std::span<const uint8_t> a, std::span<const uint8_t> b);
 
+// Appendix B on a real chunk: its negative collision entropy, ln Σ p² of the normalised p (37), and
+// the mean over its pages of the page's own plus the logarithm of its share (38). They differ, so
+// that neither stands for the other; by how much is not bounded.
+struct PartitionScores {
+  double chunk = 0;
+  double mean_page = 0;  // -infinity where a page has no mass
+};
+// p [n], n >= 1, not normalised; the chunk's first page holds `first_page` of its tokens. NaN for a
+// chunk without mass.
+PartitionScores ScorePartition(std::span<const double> p, int64_t first_page, int64_t page_tokens);
+
 }  // namespace winnow

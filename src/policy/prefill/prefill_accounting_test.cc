@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/rng.h"
+#include "ops/reference_prefill.h"
 #include "policy/prefill/cost_model.h"
 #include "policy/prefill/page_quota.h"
 #include "policy/prefill/payload.h"
@@ -134,6 +135,23 @@ TEST(UnionOverhead, LiesInItsBoundsAndFollowsTheDisagreementOfTwo) {
                                          {selected.data() + n, static_cast<size_t>(n)});
     EXPECT_THAT(all.ratio, DoubleNear(2 / (2 - d), 1e-14));
   }
+}
+
+TEST(ScorePartition, IsThePapersExampleAndDivergesFromTheMean) {
+  for (const double alpha : {0.5, 0.3, 1e-6}) {
+    for (const int64_t b : {1, 8}) {
+      std::vector<double> p(b, 3 * (1 - alpha) / static_cast<double>(b));
+      p.resize(2 * b, 3 * alpha / static_cast<double>(b));
+      const PartitionScores scores = ScorePartition(p, b, b);
+      const reference::PagePartition example = reference::TwoPageExample(alpha, b);
+      EXPECT_NEAR(scores.chunk, example.chunk, 1e-13);
+      EXPECT_NEAR(scores.mean_page, example.mean_page, 1e-13);
+    }
+  }
+  const std::vector<double> p = {1, 1, 0, 0, 2};
+  EXPECT_EQ(ScorePartition(p, 2, 2).mean_page, -kInfinity);
+  EXPECT_EQ(ScorePartition(p, 5, 8).mean_page, ScorePartition(p, 5, 8).chunk);  // on one page
+  EXPECT_TRUE(std::isnan(ScorePartition(std::vector<double>{0, 0}, 1, 1).chunk));
 }
 
 TEST(Payload, CountsTheUnitThatIsReleased) {

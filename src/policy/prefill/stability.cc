@@ -66,14 +66,18 @@ double DeletionDefect(const BlockNorms& norms, double mlp_constant, std::span<co
   return 2 * mlp_constant * norms.output * std::sqrt(squares);
 }
 
-std::vector<double> PropagateDefects(std::span<const double> defects,
-                                     std::span<const double> block_constants) {
-  WINNOW_CHECK(defects.size() == block_constants.size());
-  std::vector<double> deltas = {0.0};
-  for (size_t l = 0; l < defects.size(); ++l) {
-    // 0 times an infinite constant: nothing was moved.
-    const double carried = deltas.back() == 0 ? 0 : block_constants[l] * deltas.back();
-    deltas.push_back(defects[l] + carried);
+std::vector<double> PropagateDefects(std::span<const double> log_defects,
+                                     std::span<const double> log_block_constants) {
+  WINNOW_CHECK(log_defects.size() == log_block_constants.size());
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  std::vector<double> deltas = {kNothing};
+  for (size_t l = 0; l < log_defects.size(); ++l) {
+    const double carried =
+        deltas.back() == kNothing ? kNothing : log_block_constants[l] + deltas.back();
+    const double larger = std::max(log_defects[l], carried);
+    const double smaller = std::min(log_defects[l], carried);
+    deltas.push_back(larger == kNothing ? kNothing
+                                        : larger + std::log1p(std::exp(smaller - larger)));
   }
   return deltas;
 }

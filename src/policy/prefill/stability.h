@@ -63,10 +63,10 @@ BlockConstants ComputeBlockConstants(const BlockNorms& norms,
 // removed.
 double DeletionDefect(const BlockNorms& norms, double mlp_constant, std::span<const double> eta);
 
-// Δ_l of the recurrence Δ_l <= e_l + K_l·Δ_{l-1} behind (24), from Δ = 0: [n + 1] for n blocks.
-// Infinity where a double overflows.
-std::vector<double> PropagateDefects(std::span<const double> defects,
-                                     std::span<const double> block_constants);
+// ln Δ_l of the recurrence Δ_l = e_l + K_l·Δ_{l-1} behind (24), from Δ = 0 (-infinity): [n + 1] for
+// n blocks, from ln e and ln K. Logarithms, since K_l of real models multiply beyond any double.
+std::vector<double> PropagateDefects(std::span<const double> log_defects,
+                                     std::span<const double> log_block_constants);
 
 // z_(1) − z_(2) of the logits; at least two. NaN if one is NaN.
 double DecisionMargin(std::span<const double> logits);

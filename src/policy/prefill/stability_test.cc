@@ -11,6 +11,7 @@
 
 #include "core/rng.h"
 #include "ops/reference_prefill.h"
+#include "policy/prefill/operator_norm.h"
 #include "policy/prefill/tiny_norms.h"
 
 namespace winnow {
@@ -194,10 +195,12 @@ struct Example {
     for (size_t l = accepted; l < model.blocks.size(); ++l) {
       const BlockNorms norms = TinyBlockNorms(model, static_cast<int64_t>(l));
       const BlockConstants block = ComputeBlockConstants(norms, softmax_factor);
-      defects.push_back(DeletionDefect(norms, block.mlp, eta[l - accepted]));
-      constants.push_back(block.block);
+      defects.push_back(std::log(DeletionDefect(norms, block.mlp, eta[l - accepted])));
+      constants.push_back(std::log(block.block));
     }
-    return PropagateDefects(defects, constants);
+    std::vector<double> deltas = PropagateDefects(defects, constants);
+    for (double& delta : deltas) delta = std::exp(delta);
+    return deltas;
   }
 };
 
@@ -269,10 +272,36 @@ TEST(DecisionMargin, AndItsCertificate) {
   EXPECT_FALSE(FirstTokenCertified(0, 0));
 }
 
-TEST(PropagateDefects, InfiniteConstantsCarryNothingFromNothing) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  EXPECT_EQ(PropagateDefects(std::vector<double>{0, 2, 1}, std::vector<double>{infinity, 5, 3}),
-            (std::vector<double>{0, 0, 2, 7}));
+TEST(PropagateDefects, AreSumsOfProductsFarBeyondADouble) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto log = [](std::vector<double> x) {
+    for (double& value : x) value = std::log(value);
+    return x;
+  };
+  const std::vector<double> deltas = PropagateDefects(log({0, 2, 1}), log({9, 5, 3}));
+  EXPECT_EQ(deltas[1], -kInfinity);  // nothing was moved
+  EXPECT_NEAR(std::exp(deltas[2]), 2, 1e-14);
+  EXPECT_NEAR(std::exp(deltas[3]), 7, 1e-14);
+  const std::vector<double> huge(40, 50.0);
+  EXPECT_NEAR(PropagateDefects(huge, huge).back(), 40 * 50.0, 1e-9);  // the first e by 39 K
+  EXPECT_EQ(PropagateDefects(log({0}), std::vector<double>{kInfinity}).back(), -kInfinity);
+}
+
+TEST(OperatorNormBounds, EncloseTheSpectralNorm) {
+  Rng rng(7);
+  for (const auto& [rows, columns] : {std::pair(40, 60), std::pair(60, 40), std::pair(1, 30)}) {
+    const std::vector<double> w = RandomVector(rng, rows * columns);
+    const std::vector<float> narrow(w.begin(), w.end());
+    const std::vector<double> wide(narrow.begin(), narrow.end());
+    const double norm = SpectralNorm({wide.data(), {rows, columns}});
+    const NormInterval bounds = OperatorNormBounds({narrow.data(), {rows, columns}}, 1, 1e-9);
+    EXPECT_LE(bounds.low, norm * (1 + 1e-12));
+    EXPECT_GE(bounds.low, 0.98 * norm);  // close singular values: not all of the iterations' gain
+    EXPECT_GE(bounds.high, norm * (1 - 1e-12));
+    EXPECT_LE(bounds.high, 1.07 * norm);  // (δ·√(π/2n))^(-1/400)
+  }
+  const std::vector<float> zero(12, 0.0f);
+  EXPECT_EQ(OperatorNormBounds({zero.data(), {3, 4}}, 1, 1e-9).high, 0);
 }
 
 }  // namespace
