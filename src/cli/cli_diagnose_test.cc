@@ -89,6 +89,51 @@ TEST(DiagnoseCommand, PrintsATableByLayer) {
                                 HasSubstr("centroid"), HasSubstr("\nall ")));
 }
 
+TEST(DiagnosePrefill, RefusesWrongFlagsBeforeTheModelIsLoaded) {
+  const auto expect = [](const std::vector<std::string>& more, const std::string& message) {
+    std::vector<std::string> args = {"diagnose", "-m", "/no/such", "-p", "x"};
+    args.insert(args.end(), more.begin(), more.end());
+    ExpectUsageError(RunWinnow(args), message);
+  };
+  expect({"--remove", "3"}, "--prefill");
+  expect({"--prefill", "--remove", "three"}, "from 1");
+  expect({"--prefill", "--remove", "0"}, "from 1");
+  expect({"--prefill", "--remove", "5-3"}, "ends before");
+  expect({"--prefill", "--keep", "1.5"}, "--keep");
+  expect({"--prefill", "--remove", "3", "--keep", "0.5"}, "--remove");
+  expect({"--prefill", "--ks", "4"}, "--ks");
+  EXPECT_EQ(Diagnose({"-p", "no documents", "--prefill"}).exit_code, 3);
+}
+
+TEST(DiagnosePrefill, WritesARecordAndSaysThatTheBoundIsVacuous) {
+  const std::string folder = (fs::path(WriteFile("y", "")).parent_path() / "pruned").string();
+  const std::string text = WriteFile("text.txt", Prose(60));
+  const std::vector<std::string> args = {
+      "-f", text,        "-p",      "Which?", "--chunk-tokens", "40",
+      "-q", "--prefill", "--layer", "1",      "--remove",       "2,3-4"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), args.begin(), args.end());
+    return Diagnose(more);
+  };
+  const Finished result = with({"--json", "--out", folder});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const json record = json::parse(result.out);
+  EXPECT_EQ(record, json::parse(ReadAll(fs::path(folder) / "diagnose.json")));
+  EXPECT_EQ(record.at("schema"), "winnow.diagnose_prefill/1");
+  EXPECT_EQ(record.at("layers").size(), 2u);
+  EXPECT_EQ(record.at("chunks").at(0).at("removed"), false);
+  EXPECT_EQ(record.at("chunks").at(3).at("removed"), true);
+  EXPECT_TRUE(record.at("layers").at(0).at("defect_bound").is_null());
+  EXPECT_THAT(record.at("bound_missing").get<std::string>(), HasSubstr("gated"));
+  EXPECT_EQ(record.at("certified"), false);
+  const Finished page = with({});
+  ASSERT_EQ(page.exit_code, 0) << page.err;
+  EXPECT_THAT(page.out, AllOf(HasSubstr("chunks 2-4"), HasSubstr("bound cannot be completed"),
+                              HasSubstr("vacuous"), HasSubstr("no promise for another")));
+  EXPECT_EQ(with({"--layer", "3"}).exit_code, 2);
+}
+
 class DiagnoseWithModel : public WithModel {};
 
 TEST_F(DiagnoseWithModel, SketchedTokensAreTheBestEstimate) {
@@ -105,6 +150,31 @@ TEST_F(DiagnoseWithModel, SketchedTokensAreTheBestEstimate) {
   const auto error = [&](int i) { return completions.at(i).at("error").get<double>(); };
   EXPECT_LT(error(2), 0.5 * error(1));
   EXPECT_LT(error(2), 0.5 * error(0));
+}
+
+TEST_F(DiagnoseWithModel, RemovingTheEvidenceMovesTheAnswerMoreThanRemovingFiller) {
+  // Some 40 tokens a sentence, a chunk each.
+  std::string text;
+  for (int i = 0; i < 10; ++i) {
+    text += i == 3 ? "The secret number that opens the garden gate is 7491, remember it well.\n\n"
+                   : Prose(25) + "\n\n";
+  }
+  const std::string file = WriteFile("evidence.txt", text);
+  const auto move = [&](const std::string& chunks) {
+    const Finished result = RunWinnow(
+        Args("diagnose", {"-f", file, "-p", "What number opens the gate? Answer: The number is",
+                          "--chunk-tokens", "40", "--prefill", "--remove", chunks, "--json"}));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  const json whole = move("4");
+  int evidence = 0;
+  for (const json& chunk : whole.at("chunks")) {
+    evidence += chunk.at("end").get<int>() > 0 ? 1 : 0;
+  }
+  ASSERT_GE(evidence, 8);
+  EXPECT_GT(whole.at("layers").at(0).at("delta").get<double>(), 0);
+  EXPECT_EQ(whole.at("vacuous"), true);
 }
 
 }  // namespace
