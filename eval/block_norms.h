@@ -13,14 +13,15 @@
 namespace winnow {
 
 struct ModelNorms {
-  // [L]; those below the first one asked for are empty. `mlp` is NaN: all known families gate their
-  // MLP, and the bound of its Jacobian that A.2 asks for is not implemented; the product of the
-  // norms of two matrices would not be one. A norm after attention (gemma3) is in `output`, norms
-  // of queries and keys (qwen3, gemma3) are in `query` and `key` and their bounds.
+  // [L], upper bounds; those below the first one asked for are empty. `mlp` is NaN: all known
+  // families gate their MLP, and the bound of its Jacobian that A.2 asks for is not implemented;
+  // the product of the norms of two matrices would not be one. A norm after attention (gemma3) is
+  // in `output`, norms of queries and keys (qwen3, gemma3) are in `query` and `key` and their
+  // bounds.
   std::vector<BlockNorms> layers;
   std::vector<double> output_low;  // [L] lower bounds of `output`
   double readout = 0;              // Λ of (25)
-  double failure = 0;  // probability that an `output` is too small: power iterations' random start
+  double failure = 0;  // probability that any norm is too small: power iterations' random start
 };
 
 // Of the layers from `first` (counted from 0) on, from weights as they are in the file. `on_layer`

@@ -22,8 +22,8 @@ struct PruneBounds {
   };
   std::vector<Layer> layers;
   double log10_logit_bound = 0;  // Λ·Δ_L
-  // A bound that was completed with the MLPs' constants could only be larger: if this one does not
-  // certify the first token (Corollary 6.3), none of this form does.
+  // A bound from the same norms that was completed with the MLPs' constants could only be larger:
+  // if this one does not certify the first token (Corollary 6.3), that one does not.
   bool vacuous = false;
 };
 PruneBounds BoundPruning(const PruneDiagnosis& diagnosis, const ModelNorms& norms);

@@ -110,7 +110,8 @@ std::string Conclusion(const PruneDiagnosis& diagnosis, const PruneBounds& bound
   std::string text = fmt::format("Theorem 6.2's bound cannot be completed: {}. ", kMissing);
   if (bounds.vacuous) {
     text += fmt::format(
-        "With constant 0 in their place, the least it could be, it allows logits to move by "
+        "With constant 0 in their place, the least it could be with these norms, it allows logits "
+        "to move by "
         "10^{:.1f}; the first token would be certain below {:.3g}, half its margin. The bound is "
         "vacuous.\n",
         bounds.log10_logit_bound, diagnosis.margin / 2);
@@ -190,8 +191,8 @@ std::string PruneTable(const PruneDiagnosis& diagnosis, const PruneBounds& bound
   text += Conclusion(diagnosis, bounds);
   if (norms.failure > 0) {
     text += fmt::format(
-        "The output projections' norms come from power iteration: one is too small with "
-        "probability {:.1g} at most.\n",
+        "The weights' norms come from power iteration: one of them is too small with probability "
+        "{:.1g} at most.\n",
         norms.failure);
   }
   return text;

@@ -152,29 +152,31 @@ TEST_F(DiagnoseWithModel, SketchedTokensAreTheBestEstimate) {
   EXPECT_LT(error(2), 0.5 * error(0));
 }
 
-TEST_F(DiagnoseWithModel, RemovingTheEvidenceMovesTheAnswerMoreThanRemovingFiller) {
-  // Some 40 tokens a sentence, a chunk each.
-  std::string text;
-  for (int i = 0; i < 10; ++i) {
-    text += i == 3 ? "The secret number that opens the garden gate is 7491, remember it well.\n\n"
-                   : Prose(25) + "\n\n";
-  }
-  const std::string file = WriteFile("evidence.txt", text);
-  const auto move = [&](const std::string& chunks) {
-    const Finished result = RunWinnow(
-        Args("diagnose", {"-f", file, "-p", "What number opens the gate? Answer: The number is",
-                          "--chunk-tokens", "40", "--prefill", "--remove", chunks, "--json"}));
+TEST_F(DiagnoseWithModel, PruningsPlainRunIsTheEnginesAndItsFiguresHold) {
+  const std::string file =
+      WriteFile("gate.txt", "The number that opens the garden gate is 7491.\n\n" + Prose(60));
+  const std::vector<std::string> prompt = {
+      "-f", file, "-p", "Which number opens the gate?", "--chunk-tokens", "24", "--json"};
+  const auto run = [&](const std::string& command, std::vector<std::string> more) {
+    more.insert(more.begin(), prompt.begin(), prompt.end());
+    const Finished result = RunWinnow(Args(command, more));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return json::parse(result.out);
   };
-  const json whole = move("4");
-  int evidence = 0;
-  for (const json& chunk : whole.at("chunks")) {
-    evidence += chunk.at("end").get<int>() > 0 ? 1 : 0;
+  const json record = run("diagnose", {"--prefill", "--layer", "20", "--keep", "0.5"});
+  const json answer = run("run", {"-n", "1", "--temp", "0"});
+  EXPECT_EQ(record.at("prompt_tokens"), answer.at("prompt_tokens"));
+  EXPECT_EQ(record.at("token"), answer.at("tokens").at(0));
+  EXPECT_EQ(record.at("vacuous"), true);
+  ASSERT_EQ(record.at("layers").size(), 10u);
+  for (const json& layer : record.at("layers")) {
+    const auto number = [&](const char* key) { return layer.at(key).get<double>(); };
+    EXPECT_LE(number("deletion"), number("deletion_bound_observed"));  // Lemma 4.2
+    EXPECT_LE(number("deletion_bound_observed"), number("deletion_bound"));
+    for (const json& head : layer.at("heads")) {
+      EXPECT_LE(head.at("eta").get<double>(), head.at("transferred").get<double>() + 1e-12);
+    }
   }
-  ASSERT_GE(evidence, 8);
-  EXPECT_GT(whole.at("layers").at(0).at("delta").get<double>(), 0);
-  EXPECT_EQ(whole.at("vacuous"), true);
 }
 
 }  // namespace
