@@ -81,6 +81,10 @@ class PruneRun {
             "the prompt has {} tokens: this diagnosis is quadratic and takes at most {}",
             out_.n_tokens, kMaxPruneDiagnosisTokens);
     }
+    if (out_.n_tokens > config_.context_length) {
+      Throw(ErrorKind::kInput, "the prompt has {} tokens, the model's context {}", out_.n_tokens,
+            config_.context_length);
+    }
     ListChunks();
     CheckRemoval();
     full_.width = config_.hidden;
@@ -186,15 +190,21 @@ class PruneRun {
   void Pool() {
     const int64_t n_heads = config_.query_heads;
     std::vector<double> mean(n_heads * out_.n_tokens, 0.0);
+    std::vector<double> row_collisions(n_heads, 0.0);
     pool_->ForEach(n_heads, [&](int64_t head, int /*thread*/) {
       std::vector<double> weights(out_.n_tokens);
       for (int64_t row = first_observer_; row < out_.n_tokens; ++row) {
         rows_.Weights(static_cast<int>(head), row, weights);
         for (int64_t j = 0; j < out_.n_tokens; ++j) {
           mean[head * out_.n_tokens + j] += weights[j] / static_cast<double>(out_.n_observers);
+          row_collisions[head] += weights[j] * weights[j];
         }
       }
     });
+    for (double x : row_collisions) {
+      out_.row_collision += x / static_cast<double>(n_heads * out_.n_observers);
+    }
+    for (double x : mean) out_.mean_collision += x * x / static_cast<double>(n_heads);
     pooled_.assign(out_.n_tokens, 0.0);
     const int64_t group = config_.group_size();
     for (int64_t g = 0; g < config_.kv_heads; ++g) {

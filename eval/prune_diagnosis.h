@@ -75,6 +75,11 @@ struct PruneDiagnosis {
   int64_t n_observers = 0;
   double document_mass = 0;  // Z = μ(D)
   double removed_mass = 0;   // q = μ(E)
+  // Σ A² of layer l*, a mean over query heads: of the observers' rows one by one (33), averaged,
+  // and of their averaged row, which scoring uses (3). Averaging before squaring gives the smaller
+  // one.
+  double row_collision = 0;
+  double mean_collision = 0;
   std::vector<PrunedChunk> chunks;
   std::vector<PrunedLayer> layers;  // l* + 1 .. L
   double logit_difference = 0;      // ‖z − z̃‖∞ of the last token
@@ -89,7 +94,8 @@ struct PruneDiagnosisHooks {
 };
 
 // Nothing if it was stopped. Throws Error(kInput) for a prompt without documents, without a token
-// after them, without a candidate chunk, or longer than kMaxPruneDiagnosisTokens; Error(kUsage) for
+// after them, without a candidate chunk, or longer than kMaxPruneDiagnosisTokens or the
+// model's context; Error(kUsage) for
 // chunks or a layer that are not there. `options` are valid.
 std::optional<PruneDiagnosis> DiagnosePruning(Backbone* backbone, ThreadPool* pool,
                                               const Prompt& prompt,

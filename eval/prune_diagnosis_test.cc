@@ -82,6 +82,7 @@ TEST(DiagnosePruning, FiguresKeepTheirOrder) {
   for (const PrunedChunk& chunk : d.chunks) mass += chunk.mass;
   EXPECT_NEAR(mass, d.document_mass, 1e-12);
   EXPECT_LT(d.removed_mass, d.document_mass);
+  EXPECT_LT(d.mean_collision, d.row_collision);  // Jensen, strictly: rows differ
   // The first layer above starts from the same states.
   EXPECT_NEAR(d.layers[0].defect, d.layers[0].delta, 1e-5 * d.layers[0].state_norm);
   for (const PrunedLayer& layer : d.layers) {
@@ -161,6 +162,8 @@ TEST(DiagnosePruning, RefusesWhatItCannotDiagnose) {
   Prompt longer = prompt;
   longer.tokens.resize(kMaxPruneDiagnosisTokens + 1);
   testing::ExpectError([&] { run(longer, {}); }, ErrorKind::kInput, "at most 4096");
+  longer.tokens.resize(backbone.config().context_length + 1);
+  testing::ExpectError([&] { run(longer, {}); }, ErrorKind::kInput, "context");
   testing::ExpectError([] { PruneDiagnosisOptions{.keep = 1.5}.Validate(); }, ErrorKind::kUsage,
                        "keep");
   EXPECT_FALSE(DiagnosePruning(&backbone, &pool, prompt, {}, {.should_stop = [] { return true; }}));

@@ -124,23 +124,15 @@ std::optional<DiagnosisRun> RunShown(const DiagnoseFlags& flags, const LoadedMod
   return run;
 }
 
-// What names the model and the prompt at the head of a record.
-ordered_json RecordHead(const std::string& schema, const DiagnoseFlags& flags,
-                        const LoadedModel& loaded, const Prompt& prompt) {
-  return {{"schema", schema},
-          {"model", loaded.name},
-          {"kv_type", flags.model.kv_type},
-          {"chat_template", prompt.used_chat_template}};
-}
-
 int RunPrefill(const DiagnoseFlags& flags, const PruneDiagnosisOptions& options,
                const LoadedModel& loaded, const Prompt& prompt, bool json) {
   int signal = 0;
   std::optional<PrefillDiagnosis> diagnosis =
       DiagnosePrefill(loaded, prompt, options, flags.quiet, &signal);
   if (!diagnosis.has_value()) return 128 + signal;
-  ordered_json record = RecordHead("winnow.diagnose_prefill/1", flags, loaded, prompt);
-  record.erase("kv_type");  // nothing is stored
+  ordered_json record = {{"schema", "winnow.diagnose_prefill/1"},
+                         {"model", loaded.name},
+                         {"chat_template", prompt.used_chat_template}};
   record.update(diagnosis->record);
   const std::string text = DumpJson(record, /*indent=*/true) + "\n";
   if (!flags.out.empty()) WriteTextFile(flags.out, "diagnose.json", text);
@@ -158,15 +150,18 @@ int Run(const DiagnoseFlags& flags, bool json) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
   MakeFolder(flags.out);
-  const LoadedModel loaded =
-      LoadModel(flags.model, {DiagnosisArm(options)}, ReadChatTemplate(flags.prompt));
+  const std::string arm = flags.prefill.enabled ? "dense" : DiagnosisArm(options);
+  const LoadedModel loaded = LoadModel(flags.model, {arm}, ReadChatTemplate(flags.prompt));
   const Prompt prompt =
       BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
   if (flags.prefill.enabled) return RunPrefill(flags, prune, loaded, prompt, json);
   int signal = 0;
   const std::optional<DiagnosisRun> run = RunShown(flags, loaded, prompt, options, &signal);
   if (!run.has_value()) return 128 + signal;
-  ordered_json record = RecordHead("winnow.diagnose/1", flags, loaded, prompt);
+  ordered_json record = {{"schema", "winnow.diagnose/1"},
+                         {"model", loaded.name},
+                         {"kv_type", flags.model.kv_type},
+                         {"chat_template", prompt.used_chat_template}};
   record.update(ToJson(*run, options));
   if (!flags.out.empty()) WriteFolder(flags.out, loaded.name, record, *run, options);
   Output output;
