@@ -89,6 +89,51 @@ TEST(DiagnoseCommand, PrintsATableByLayer) {
                                 HasSubstr("centroid"), HasSubstr("\nall ")));
 }
 
+TEST(DiagnosePrefill, RefusesWrongFlagsBeforeTheModelIsLoaded) {
+  const auto expect = [](const std::vector<std::string>& more, const std::string& message) {
+    std::vector<std::string> args = {"diagnose", "-m", "/no/such", "-p", "x"};
+    args.insert(args.end(), more.begin(), more.end());
+    ExpectUsageError(RunWinnow(args), message);
+  };
+  expect({"--remove", "3"}, "--prefill");
+  expect({"--prefill", "--remove", "three"}, "from 1");
+  expect({"--prefill", "--remove", "0"}, "from 1");
+  expect({"--prefill", "--remove", "5-3"}, "ends before");
+  expect({"--prefill", "--keep", "1.5"}, "--keep");
+  expect({"--prefill", "--remove", "3", "--keep", "0.5"}, "--remove");
+  expect({"--prefill", "--ks", "4"}, "--ks");
+  EXPECT_EQ(Diagnose({"-p", "no documents", "--prefill"}).exit_code, 3);
+}
+
+TEST(DiagnosePrefill, WritesARecordAndSaysThatTheBoundIsVacuous) {
+  const std::string folder = (fs::path(WriteFile("y", "")).parent_path() / "pruned").string();
+  const std::string text = WriteFile("text.txt", Prose(60));
+  const std::vector<std::string> args = {
+      "-f", text,        "-p",      "Which?", "--chunk-tokens", "40",
+      "-q", "--prefill", "--layer", "1",      "--remove",       "2,3-4"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), args.begin(), args.end());
+    return Diagnose(more);
+  };
+  const Finished result = with({"--json", "--out", folder});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const json record = json::parse(result.out);
+  EXPECT_EQ(record, json::parse(ReadAll(fs::path(folder) / "diagnose.json")));
+  EXPECT_EQ(record.at("schema"), "winnow.diagnose_prefill/1");
+  EXPECT_EQ(record.at("layers").size(), 2u);
+  EXPECT_EQ(record.at("chunks").at(0).at("removed"), false);
+  EXPECT_EQ(record.at("chunks").at(3).at("removed"), true);
+  EXPECT_TRUE(record.at("layers").at(0).at("defect_bound").is_null());
+  EXPECT_THAT(record.at("bound_missing").get<std::string>(), HasSubstr("gated"));
+  EXPECT_EQ(record.at("certified"), false);
+  const Finished page = with({});
+  ASSERT_EQ(page.exit_code, 0) << page.err;
+  EXPECT_THAT(page.out, AllOf(HasSubstr("chunks 2-4"), HasSubstr("bound cannot be completed"),
+                              HasSubstr("vacuous"), HasSubstr("no promise for another")));
+  EXPECT_EQ(with({"--layer", "3"}).exit_code, 2);
+}
+
 class DiagnoseWithModel : public WithModel {};
 
 TEST_F(DiagnoseWithModel, SketchedTokensAreTheBestEstimate) {
@@ -105,6 +150,33 @@ TEST_F(DiagnoseWithModel, SketchedTokensAreTheBestEstimate) {
   const auto error = [&](int i) { return completions.at(i).at("error").get<double>(); };
   EXPECT_LT(error(2), 0.5 * error(1));
   EXPECT_LT(error(2), 0.5 * error(0));
+}
+
+TEST_F(DiagnoseWithModel, PruningsPlainRunIsTheEnginesAndItsFiguresHold) {
+  const std::string file =
+      WriteFile("gate.txt", "The number that opens the garden gate is 7491.\n\n" + Prose(60));
+  const std::vector<std::string> prompt = {
+      "-f", file, "-p", "Which number opens the gate?", "--chunk-tokens", "24", "--json"};
+  const auto run = [&](const std::string& command, std::vector<std::string> more) {
+    more.insert(more.begin(), prompt.begin(), prompt.end());
+    const Finished result = RunWinnow(Args(command, more));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  const json record = run("diagnose", {"--prefill", "--layer", "20", "--keep", "0.5"});
+  const json answer = run("run", {"-n", "1", "--temp", "0"});
+  EXPECT_EQ(record.at("prompt_tokens"), answer.at("prompt_tokens"));
+  EXPECT_EQ(record.at("token"), answer.at("tokens").at(0));
+  EXPECT_EQ(record.at("vacuous"), true);
+  ASSERT_EQ(record.at("layers").size(), 10u);
+  for (const json& layer : record.at("layers")) {
+    const auto number = [&](const char* key) { return layer.at(key).get<double>(); };
+    EXPECT_LE(number("deletion"), number("deletion_bound_observed"));  // Lemma 4.2
+    EXPECT_LE(number("deletion_bound_observed"), number("deletion_bound"));
+    for (const json& head : layer.at("heads")) {
+      EXPECT_LE(head.at("eta").get<double>(), head.at("transferred").get<double>() + 1e-12);
+    }
+  }
 }
 
 }  // namespace

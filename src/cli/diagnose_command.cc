@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/diagnose_prefill.h"
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -34,6 +35,7 @@ struct DiagnoseFlags {
   int64_t positions = 4;
   std::vector<std::string> residuals = CompletionNames();
   DiagnosisOptions options;
+  DiagnosePrefillFlags prefill;
   std::string out;
   bool quiet = false;
 };
@@ -122,18 +124,37 @@ std::optional<DiagnosisRun> RunShown(const DiagnoseFlags& flags, const LoadedMod
   return run;
 }
 
+int RunPrefill(const DiagnoseFlags& flags, const PruneDiagnosisOptions& options,
+               const LoadedModel& loaded, const Prompt& prompt, bool json) {
+  int signal = 0;
+  std::optional<PrefillDiagnosis> diagnosis =
+      DiagnosePrefill(loaded, prompt, options, flags.quiet, &signal);
+  if (!diagnosis.has_value()) return 128 + signal;
+  ordered_json record = {{"schema", "winnow.diagnose_prefill/1"},
+                         {"model", loaded.name},
+                         {"chat_template", prompt.used_chat_template}};
+  record.update(diagnosis->record);
+  const std::string text = DumpJson(record, /*indent=*/true) + "\n";
+  if (!flags.out.empty()) WriteTextFile(flags.out, "diagnose.json", text);
+  Output output;
+  output.Write(json ? text : diagnosis->table);
+  return output.ExitCode(0);
+}
+
 int Run(const DiagnoseFlags& flags, bool json) {
   const DiagnosisOptions options = ToOptions(flags);
+  const PruneDiagnosisOptions prune = ToOptions(flags.prefill);
   const std::string question = flags.question == "-" ? ReadTextFile("-") : flags.question;
   const DocumentSet set = ReadDocuments(flags.prompt);
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
   MakeFolder(flags.out);
-  const LoadedModel loaded =
-      LoadModel(flags.model, {DiagnosisArm(options)}, ReadChatTemplate(flags.prompt));
+  const std::string arm = flags.prefill.enabled ? "dense" : DiagnosisArm(options);
+  const LoadedModel loaded = LoadModel(flags.model, {arm}, ReadChatTemplate(flags.prompt));
   const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
                                     ToPromptOptions(flags.prompt, set.documents, {"dense"}));
+  if (flags.prefill.enabled) return RunPrefill(flags, prune, loaded, prompt, json);
   int signal = 0;
   const std::optional<DiagnosisRun> run = RunShown(flags, loaded, prompt, options, &signal);
   if (!run.has_value()) return 128 + signal;
@@ -148,8 +169,10 @@ int Run(const DiagnoseFlags& flags, bool json) {
   return output.ExitCode(0);
 }
 
+constexpr const char* kFigureGroup = "Figures";
+
 void AddFigureFlags(CLI::App& command, DiagnoseFlags& flags) {
-  const std::string group = "Figures";
+  const std::string group = kFigureGroup;
   const auto count = [&](const std::string& name, int64_t& value, const std::string& help) {
     command.add_option(name, value, help)
         ->type_name("N")
@@ -200,6 +223,10 @@ void AddDiagnoseCommand(CLI::App& app, CommandContext& context) {
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
   AddFigureFlags(*command, *flags);
+  AddDiagnosePrefillFlags(*command, flags->prefill,
+                          command->get_options([](const CLI::Option* option) {
+                            return option->get_group() == kFigureGroup;
+                          }));
   AddJsonFlag(*command, context);
   command
       ->add_option("-o,--out", flags->out,
@@ -210,7 +237,9 @@ void AddDiagnoseCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("-q,--quiet", flags->quiet, "No progress")->group("Output");
   command->footer(
       "Example: what would few tokens leave out, and which estimate makes up for it?\n"
-      "  winnow diagnose -m model.gguf -f book.txt -p \"Who did it?\" --out figures/");
+      "  winnow diagnose -m model.gguf -f book.txt -p \"Who did it?\" --out figures/\n"
+      "Example: what does it do to leave the weakest chunks out above layer 10?\n"
+      "  winnow diagnose -m model.gguf -f book.txt -p \"Who did it?\" --prefill --layer 10");
   command->callback(
       [flags, &context] { context.run = [flags, &context] { return Run(*flags, context.json); }; });
 }
