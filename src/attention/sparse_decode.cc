@@ -40,11 +40,13 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
     if (policy.residual != nullptr) policy.residual->Begin(std::ssize(heads_));
     pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
       const int64_t slot = h / kv_heads;
-      Choose(policy, slots[slot], masses_[slot], static_cast<int>(h % kv_heads), &heads_[h]);
+      const auto kv_head = static_cast<int>(h % kv_heads);
+      Choose(policy, slots[slot], masses_[slot], kv_head, &heads_[h]);
       if (policy.residual == nullptr) return;
       const Head& head = heads_[h];
-      policy.residual->Plan(
-          h, {head.choice.unread, head.pooled, head.shares.data(), head.log_totals.data()});
+      std::span<const int32_t> unread = head.choice.unread;
+      if (!policy.gates.Completes(layer, kv_head)) unread = {};
+      policy.residual->Plan(h, {unread, head.pooled, head.shares.data(), head.log_totals.data()});
     });
   }
   {

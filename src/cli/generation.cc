@@ -70,9 +70,10 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
       ->check(NotEmpty())
       ->group(group);
   command
-      .add_option("--arm", flags.arm,
-                  "How the context is read: dense (all of it), or auto (what the model's profile "
-                  "says; dense in this version)")
+      .add_option(
+          "--arm", flags.arm,
+          "How the context is read: dense (all of it), auto (what the model's profile says, "
+          "dense where that does not pay), or policies (docs/cli.md)")
       ->type_name("ARM")
       ->capture_default_str()
       ->group(group);

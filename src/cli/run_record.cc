@@ -7,7 +7,6 @@
 #include "cli/output.h"
 #include "core/memory.h"
 #include "ledger/ledger.h"
-#include "policy/arm.h"
 
 namespace winnow {
 namespace {
@@ -33,6 +32,12 @@ ordered_json DocumentsJson(const std::vector<PromptDocument>& documents) {
                     {"mass", nullptr}});
   }
   return list;
+}
+
+// Null where nothing was measured, or it never pays.
+ordered_json BreakEvenJson(const AutoArm& automatic) {
+  const bool known = automatic.arm != "dense" && automatic.break_even_tokens != kNeverPays;
+  return known ? ordered_json(automatic.break_even_tokens) : ordered_json(nullptr);
 }
 
 ordered_json PeerJson(const PeerRecord& peer) {
@@ -90,6 +95,7 @@ RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, co
                      RequestResult result) {
   return {.model = loaded.path,
           .arm = flags.arm,
+          .auto_arm = loaded.auto_arm,
           .used_chat_template = prompt.used_chat_template,
           .documents = prompt.documents,
           .result = std::move(result),
@@ -104,7 +110,9 @@ ordered_json ToJson(const RunRecord& record) {
   }
   return {{"model", record.model},
           {"arm", record.arm},
-          {"arm_resolved", ParseArm(record.arm).resolved},
+          {"arm_resolved", result.arm_resolved},
+          {"arm_reason", TextOrNull(result.arm_reason)},
+          {"break_even_tokens", BreakEvenJson(record.auto_arm)},
           {"chat_template", record.used_chat_template},
           {"prompt_tokens", result.prompt_tokens},
           {"reused_tokens", result.reused_tokens},
@@ -141,6 +149,9 @@ std::string FormatTable(const RunRecord& record) {
         "other\n"
         "memory: winnow's is the highest resident set of the process before llama.cpp was loaded,\n"
         "llama.cpp's the weights and buffers that it allocated\n";
+  }
+  if (!record.result.arm_reason.empty()) {
+    table += fmt::format("arm: {} ({})\n", record.result.arm_resolved, record.result.arm_reason);
   }
   return table;
 }

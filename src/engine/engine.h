@@ -15,6 +15,7 @@
 #include "engine/request.h"
 #include "kv/page_layout.h"
 #include "model/backbone.h"
+#include "policy/auto_arm.h"
 #include "text/tokenizer.h"
 
 namespace winnow {
@@ -27,7 +28,8 @@ struct EngineOptions {
   int64_t prefill_chunk = 512;  // tokens of a quantum
   int max_batch = 16;           // sequences that decode together
   bool prefix_reuse = true;
-  PlaneSet planes;  // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
+  PlaneSet planes;   // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
+  AutoArm auto_arm;  // the pages also keep what it needs, where the context is long enough for it
 };
 
 class Engine {

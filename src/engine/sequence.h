@@ -45,6 +45,7 @@ struct Sequence {
   RequestId id;
   Request request;
   Arm arm;
+  std::string arm_reason;          // of `auto`: why it stands for this arm
   DecodePolicy* policy = nullptr;  // null: dense
   // Tokens from here on passed layers below under the arm, not densely.
   int64_t sparse_from = std::numeric_limits<int64_t>::max();

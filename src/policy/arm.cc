@@ -88,6 +88,10 @@ ParsedArm Parse(std::string_view text) {
   auto policy = std::make_unique<DecodePolicy>();
   policy->selector = MakeSelector(select.name, select.params);
   policy->residual = MakeResidual(residual.name, policy->selector->weight_bits(), residual.params);
+  if (policy->residual != nullptr) {
+    const std::string off = residual.params.Text("off");
+    if (!off.empty()) policy->gates = CompletionGates(ParseGates(residual.params.policy(), off));
+  }
   // A residual that resolves values by token is good in every layer; what drops tokens, or takes
   // pages for points, is not in the first two.
   policy->rule = ReadRule::FromParams(select.params, policy->wants_weights());

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "policy/completion_gates.h"
 #include "policy/residual/residual.h"
 #include "policy/select/read_rule.h"
 #include "policy/select/selector.h"
@@ -13,6 +14,7 @@ struct DecodePolicy {
   ReadRule rule;
   std::unique_ptr<Selector> selector;
   std::unique_ptr<ResidualEstimator> residual;  // null: what is not read is dropped
+  CompletionGates gates;                        // where it abstains
   bool certify = true;                          // write down the unread mass
 
   // What the pages have to keep.

@@ -71,6 +71,13 @@ std::string Params::Choice(std::string_view key, std::string_view value,
   return chosen;
 }
 
+std::string Params::Text(std::string_view key) {
+  const std::string* given = Find(key);
+  std::string text = given == nullptr ? "" : *given;
+  Record(key, text);
+  return text;
+}
+
 void Params::Finish() const {
   std::vector<std::string> names;
   for (const Given& asked : asked_) names.push_back(asked.key);
@@ -83,7 +90,9 @@ void Params::Finish() const {
 
 std::string Params::Canonical() const {
   std::string text;
-  for (const Given& asked : asked_) text += fmt::format(",{}={}", asked.key, asked.value);
+  for (const Given& asked : asked_) {
+    if (!asked.value.empty()) text += fmt::format(",{}={}", asked.key, asked.value);
+  }
   return text;
 }
 

@@ -25,6 +25,8 @@ class Params {
   double Number(std::string_view key, double value, double min, double max);
   std::string Choice(std::string_view key, std::string_view value,
                      const std::vector<std::string>& choices);
+  // Any text; "" if it is not given, and then it is not part of Canonical.
+  std::string Text(std::string_view key);
 
   // Throws Error(kUsage) for a key that nobody asked for, offering the nearest that was.
   void Finish() const;

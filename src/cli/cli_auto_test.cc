@@ -1,0 +1,162 @@
+// `auto` and `calibrate` through the program: which profile holds, from where on, and what is said
+// about those that do not.
+#include "cli/harness_test.h"
+
+namespace winnow::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::nlohmann::json;
+using ::testing::HasSubstr;
+
+class AutoTest : public WithModel {
+ protected:
+  void TearDown() override { fs::remove_all(fs::path(CacheHome()) / "winnow"); }
+
+  // One token after a prompt of about `words` words.
+  static json Record(int words, std::vector<std::string> more) {
+    const std::string file = WriteFile("document.txt", Prose(words));
+    more.insert(more.end(), {"-f", file, "-p", "Which?", "-n", "3", "--json"});
+    const Finished result = Run(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  }
+  // The built-in profile, changed.
+  template <typename Edit>
+  static std::string Profile(Edit edit) {
+    std::ifstream in(std::string(WINNOW_PROFILES) + "/smollm2-135m-instruct-q4_1.json");
+    json profile = json::parse(in);
+    edit(profile);
+    return WriteFile("profile.json", profile.dump());
+  }
+};
+
+TEST_F(AutoTest, TheBuiltInProfileRunsFromTheBreakEvenOn) {
+  const json below = Record(600, {"--break-even", "4000"});
+  EXPECT_EQ(below["arm"], "auto");
+  EXPECT_EQ(below["arm_resolved"], "dense");
+  EXPECT_EQ(below["break_even_tokens"], 4000);
+  EXPECT_THAT(below["arm_reason"], HasSubstr("the built-in profile pays from 4000"));
+  EXPECT_FALSE(below["decode"].contains("sparse"));
+
+  const json above = Record(600, {"--break-even", "500"});
+  EXPECT_THAT(above["arm_resolved"], HasSubstr("select=sketch"));
+  EXPECT_THAT(above["arm_reason"], HasSubstr("the built-in profile, which pays from 500 tokens"));
+  EXPECT_LT(above["decode"]["kv_tokens_read"], above["decode"]["kv_tokens_resident"]);
+
+  const json dense = Record(600, {"--arm", "dense"});
+  EXPECT_EQ(dense["arm_reason"], nullptr);
+  EXPECT_EQ(dense["break_even_tokens"], nullptr);
+  EXPECT_EQ(below["tokens"], dense["tokens"]);
+}
+
+TEST_F(AutoTest, MeasuresTheBreakEvenOnce) {
+  const auto files = [] {
+    std::vector<std::string> texts;
+    for (const auto& entry : fs::directory_iterator(fs::path(CacheHome()) / "winnow/break-even")) {
+      std::ifstream in(entry.path());
+      texts.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+      if (texts.size() == 1) {
+        // The next run has to believe it.
+        json known = json::parse(texts.back());
+        known["tokens"] = 12345;
+        std::ofstream(entry.path()) << known;
+      }
+    }
+    return texts.size();
+  };
+  Record(10, {});
+  EXPECT_EQ(files(), 1U);
+  EXPECT_EQ(Record(10, {})["break_even_tokens"], 12345);
+}
+
+TEST_F(AutoTest, DamageInTheCacheIsPassedOver) {
+  Record(10, {});
+  for (const auto& entry : fs::directory_iterator(fs::path(CacheHome()) / "winnow/break-even")) {
+    std::ofstream(entry.path()) << "{";
+  }
+  const Finished result = Run({"-p", "Hello", "-n", "2"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("passed over, it is not a break-even"));
+}
+
+TEST_F(AutoTest, WrongProfilesAreRefused) {
+  const auto run = [](const std::string& file) {
+    return Run({"-p", "Hello", "-n", "2", "--profile", file});
+  };
+  Finished result = run(Profile([](json& p) { p["model"]["hash"] = std::string(32, '0'); }));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("the profile is of another model"));
+  result = run(Profile([](json& p) { p["model"]["head_dim"] = 128; }));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("the profile says head_dim 128, the model has 64"));
+  result = run(Profile([](json& p) { p["decode"]["target"]["kl"] = -1; }));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("'decode.target.kl' must be"));
+  result = run("/nonexistent");
+  EXPECT_EQ(result.exit_code, 3);
+  ExpectUsageError(Run({"-p", "Hello", "--arm", "dense", "--profile", "x.json"}),
+                   "--profile says what --arm auto runs");
+}
+
+TEST_F(AutoTest, AProfileThatMissedItsTestIsNotRun) {
+  const std::string file = Profile([](json& p) { p["decode"]["test"]["kl"] = 9; });
+  const json record = Record(600, {"--profile", file, "--break-even", "1"});
+  EXPECT_EQ(record["arm_resolved"], "dense");
+  EXPECT_THAT(record["arm_reason"], HasSubstr("on its test prompts the mean KL was 9"));
+}
+
+TEST_F(AutoTest, InspectTellsWhatWasMeasured) {
+  const auto inspect = [] {
+    const Finished result = RunWinnow(Args("inspect", {"--json"}));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  };
+  EXPECT_EQ(inspect()["sparsity_pays_from_tokens"], nullptr);
+  const Finished result =
+      RunWinnow({"run", "-m", *DefaultModelPath(), "-p", "Hi", "-n", "1", "--json"});
+  EXPECT_EQ(inspect()["sparsity_pays_from_tokens"], json::parse(result.out)["break_even_tokens"]);
+}
+
+TEST_F(AutoTest, CalibrateWritesAProfileThatAutoRuns) {
+  const Finished result = RunWinnow(
+      Args("calibrate", {"--samples", "1", "--length", "600", "--target", "1", "--top1", "0",
+                         "--gates", "none", "--json", "-q", "--arm", "select=sketch,budget=64",
+                         "--arm", "select=sketch,budget=128,residual=sketch"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json calibrated = json::parse(result.out);
+  EXPECT_TRUE(calibrated["complete"]);
+  EXPECT_EQ(calibrated["tried"].size(), 3U);
+  const std::string written = calibrated["written"];
+  EXPECT_THAT(written, ::testing::StartsWith(CacheHome()));
+  const json record = Record(600, {"--break-even", "1"});
+  EXPECT_EQ(record["arm_resolved"], calibrated["profile"]["decode"]["arm"]);
+  EXPECT_THAT(record["arm_reason"], HasSubstr(written));
+
+  // A cached profile that somebody spoilt gives way to the built-in one.
+  std::ofstream(written) << "{}";
+  EXPECT_THAT(Record(600, {"--break-even", "1"})["arm_reason"], HasSubstr("the built-in profile"));
+}
+
+TEST_F(AutoTest, CalibrateStopsWithoutAProfile) {
+  ChildProcess child(Args("calibrate", {"--samples", "1", "--length", "600"}));
+  ASSERT_TRUE(child.WaitForError("select: "));
+  child.Signal(SIGINT);
+  const Finished result = child.Finish();
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_THAT(result.err, HasSubstr("stopped: no profile was written"));
+  EXPECT_FALSE(fs::exists(fs::path(CacheHome()) / "winnow/profiles"));
+}
+
+TEST(CalibrateUsage, ContradictionsAreRefused) {
+  ExpectUsageError(RunWinnow({"calibrate", "--target", "0"}), "--target");
+  ExpectUsageError(RunWinnow({"calibrate", "--top1", "1.5"}), "--top1");
+  ExpectUsageError(RunWinnow({"calibrate", "--no-generated"}), "--no-generated leaves no prompts");
+  ExpectUsageError(RunWinnow({"calibrate", "--arm", "dense"}), "is no arm to choose");
+  ExpectUsageError(RunWinnow({"calibrate", "--arm", "select=sketch,budget=64,mass=0.9"}),
+                   "budget and mass contradict each other");
+  ExpectUsageError(RunWinnow({"calibrate", "--gates", "some"}), "unknown choice 'some'");
+}
+
+}  // namespace
+}  // namespace winnow::testing

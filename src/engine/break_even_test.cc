@@ -1,0 +1,58 @@
+#include "engine/break_even.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "testing/fake_backbone.h"
+
+namespace winnow {
+namespace {
+
+TEST(BreakEvenTokens, IsWhereTheLinesCross) {
+  // dense = depth, sparse = 1000 + depth / 4: they cross at 1333.3.
+  const std::vector<AttentionTime> times = {
+      {1024, 1024, 1256}, {2048, 2048, 1512}, {4096, 4096, 2024}};
+  EXPECT_EQ(BreakEvenTokens(times), 1344);
+}
+
+TEST(BreakEvenTokens, IsNotBelowWhatWasTimed) {
+  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 10, 2}, {2048, 20, 3}}), 1024);
+}
+
+TEST(BreakEvenTokens, MayBeBeyondReach) {
+  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 1, 2}, {2048, 2, 3}}), kNeverPays);
+  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 1, 2}, {2048, 2, 4}}), kNeverPays);
+  // No steeper, but faster where it counts.
+  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 3, 1}, {2048, 5, 3}}), 2048);
+}
+
+TEST(MeasureBreakEven, TimesBothSides) {
+  ThreadPool pool(1);
+  const testing::FakeBackbone backbone({.context_length = 2048});
+  for (const char* arm : {"select=sketch,budget=64,dense_layers=1",
+                          "select=sketch,budget=64,residual=sketch,off=1", "select=cascade"}) {
+    const BreakEven result = MeasureBreakEven(&pool, backbone.config(), DType::kF16, arm, 2048);
+    ASSERT_EQ(result.times.size(), 3U) << arm;
+    EXPECT_EQ(result.times[2].depth, 2048);
+    for (const AttentionTime& time : result.times) {
+      EXPECT_GT(time.dense, 0) << arm;
+      EXPECT_GT(time.sparse, 0) << arm;
+    }
+    EXPECT_GE(result.tokens, 512);
+  }
+}
+
+TEST(MeasureBreakEven, HasNothingToTime) {
+  ThreadPool pool(1);
+  const testing::FakeBackbone backbone({.context_length = 2048});
+  const BreakEven never;
+  EXPECT_EQ(MeasureBreakEven(&pool, backbone.config(), DType::kF16, "select=sketch", 900), never);
+  EXPECT_EQ(
+      MeasureBreakEven(&pool, backbone.config(), DType::kF16, "select=sketch,dense_layers=3", 2048),
+      never);
+  EXPECT_THROW(MeasureBreakEven(&pool, backbone.config(), DType::kF16, "select=skech", 2048),
+               Error);
+}
+
+}  // namespace
+}  // namespace winnow

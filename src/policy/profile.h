@@ -1,0 +1,83 @@
+// A model's profile: what calibration found, that `auto` runs. JSON, schema winnow.profile/1
+// (docs/calibration.md).
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/hash.h"
+#include "model/config.h"
+#include "policy/completion_gates.h"
+
+namespace winnow {
+
+// The model that a profile is for.
+struct ProfileModel {
+  std::string name;  // for people
+  std::string hash;  // HashModelFile, in hexadecimal
+  int layers = 0;
+  int query_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  bool operator==(const ProfileModel&) const = default;
+};
+ProfileModel DescribeModel(const ModelConfig& config, const Hash128& hash);
+
+struct FidelityTarget {
+  double kl = 0.003;             // mean KL(dense || arm) along dense's own output, nats: at most
+  double top1_agreement = 0.99;  // at least
+  bool operator==(const FidelityTarget&) const = default;
+};
+
+// What an arm was found to do on some prompts, along dense's output. Means over the positions.
+struct ProfileFigures {
+  int64_t prompts = 0;
+  int64_t positions = 0;
+  double kl = 0;
+  double top1_agreement = 1;
+  double perplexity_ratio = 1;
+  double bytes_ratio = 1;  // read by attention in a step, of what dense reads
+  bool Meets(const FidelityTarget& target) const {
+    return kl <= target.kl && top1_agreement >= target.top1_agreement;
+  }
+  bool operator==(const ProfileFigures&) const = default;
+};
+
+struct DecodeProfile {
+  ProfileModel model;
+  std::string arm = "dense";  // its number of dense layers included, without `completion_off`
+  std::vector<CompletionGate> completion_off;
+  FidelityTarget target;
+  ProfileFigures calibration;  // on the prompts that chose the arm
+  ProfileFigures test;         // on others
+  std::string version;         // of the program that made it
+  std::string command;         // with which arguments
+  bool operator==(const DecodeProfile&) const = default;
+
+  // The arm with its gates. Throws Error(kUsage) as ParseArm does.
+  std::string FullArm() const;
+  // Why `auto` must not run the arm, or "": the test prompts missed the target, by more than chance
+  // explains where it is the agreement.
+  std::string Refusal() const;
+};
+
+nlohmann::ordered_json ToJson(const DecodeProfile& profile);
+// The file's text.
+std::string FormatProfile(const DecodeProfile& profile);
+
+// Throws Error(kInput) that begins with `source` (a file's name) and names the key: not JSON,
+// another schema, a key that is missing, unknown or of the wrong type, a value out of range, an arm
+// that ParseArm refuses.
+DecodeProfile ParseProfile(std::string_view text, const std::string& source);
+
+// Throws Error(kInput) if the profile is of another model: its hash, or a dimension, differs.
+void CheckProfile(const DecodeProfile& profile, const ProfileModel& model,
+                  const std::string& source);
+
+// The built-in profile of the model with this hash, or null.
+const DecodeProfile* FindBuiltinProfile(const std::string& hash);
+
+}  // namespace winnow
