@@ -97,6 +97,7 @@ TEST_F(SparseEngine, ReadingEverythingGivesDensesBits) {
 TEST_F(SparseEngine, AutoIsDenseBelowTheBreakEvenAndItsArmFromThereOn) {
   EngineOptions options;
   options.kv_dtype = DType::kF16;
+  options.prefill_chunk = 64;
   options.auto_arm = {.arm = kFast, .source = "a profile", .break_even_tokens = 500};
   Engine engine(&backbone_, nullptr, &pool_, options);
   const std::vector<TokenId> tokens = RandomTokens(500, 11);
@@ -124,6 +125,7 @@ TEST_F(SparseEngine, AutoIsDenseBelowTheBreakEvenAndItsArmFromThereOn) {
 
 TEST_F(SparseEngine, PlanesOfAutoAreKeptOnlyWhereItMayBeSparse) {
   EngineOptions options;
+  options.prefill_chunk = 64;
   options.auto_arm = {.arm = kFast, .source = "a profile", .break_even_tokens = 500};
   options.kv_bytes = int64_t{1} << 22;
   const auto kv_bytes = [&](int64_t context_tokens) {
