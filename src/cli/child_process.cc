@@ -12,8 +12,6 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "testing/paths.h"
-
 extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves it to the program
 
 namespace winnow::testing {
@@ -73,7 +71,6 @@ ChildProcess::ChildProcess(const std::vector<std::string>& args, ErrorStream err
     posix_spawn_file_actions_adddup2(&actions, joined ? out.write_end : err.write_end,
                                      STDERR_FILENO);
   }
-  CacheHome();
   std::string binary = WINNOW_BINARY;
   std::vector<std::string> copies = args;
   std::vector<char*> argv = {binary.data()};
@@ -88,15 +85,6 @@ ChildProcess::ChildProcess(const std::vector<std::string>& args, ErrorStream err
   out_ = out.read_end;
   err_ = err.read_end;
   if (error != 0) throw std::runtime_error("cannot start " + binary);
-}
-
-const std::string& CacheHome() {
-  static const std::string kFolder = [] {
-    std::string folder = TemporaryFolder();
-    setenv("XDG_CACHE_HOME", folder.c_str(), /*overwrite=*/1);
-    return folder;
-  }();
-  return kFolder;
 }
 
 ChildProcess::~ChildProcess() {

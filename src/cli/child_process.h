@@ -15,9 +15,6 @@ struct Finished {
   std::string err;
 };
 
-// The XDG_CACHE_HOME of all children, a folder of this process.
-const std::string& CacheHome();
-
 // Where a child's stderr goes.
 enum class ErrorStream {
   kPipe,

@@ -11,7 +11,7 @@ using ::testing::HasSubstr;
 
 class AutoTest : public WithModel {
  protected:
-  void TearDown() override { fs::remove_all(fs::path(CacheHome()) / "winnow"); }
+  void TearDown() override { fs::remove_all(fs::path(kCacheHome) / "winnow"); }
 
   // One token after a prompt of about `words` words.
   static json Record(int words, std::vector<std::string> more) {
@@ -53,7 +53,7 @@ TEST_F(AutoTest, TheBuiltInProfileRunsFromTheBreakEvenOn) {
 TEST_F(AutoTest, MeasuresTheBreakEvenOnce) {
   const auto files = [] {
     std::vector<std::string> texts;
-    for (const auto& entry : fs::directory_iterator(fs::path(CacheHome()) / "winnow/break-even")) {
+    for (const auto& entry : fs::directory_iterator(fs::path(kCacheHome) / "winnow/break-even")) {
       std::ifstream in(entry.path());
       texts.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
       if (texts.size() == 1) {
@@ -72,7 +72,7 @@ TEST_F(AutoTest, MeasuresTheBreakEvenOnce) {
 
 TEST_F(AutoTest, DamageInTheCacheIsPassedOver) {
   Record(10, {});
-  for (const auto& entry : fs::directory_iterator(fs::path(CacheHome()) / "winnow/break-even")) {
+  for (const auto& entry : fs::directory_iterator(fs::path(kCacheHome) / "winnow/break-even")) {
     std::ofstream(entry.path()) << "{";
   }
   const Finished result = Run({"-p", "Hello", "-n", "2"});
@@ -128,7 +128,7 @@ TEST_F(AutoTest, CalibrateWritesAProfileThatAutoRuns) {
   EXPECT_TRUE(calibrated["complete"]);
   EXPECT_EQ(calibrated["tried"].size(), 3U);
   const std::string written = calibrated["written"];
-  EXPECT_THAT(written, ::testing::StartsWith(CacheHome()));
+  EXPECT_THAT(written, ::testing::StartsWith(kCacheHome));
   const json record = Record(600, {"--break-even", "1"});
   EXPECT_EQ(record["arm_resolved"], calibrated["profile"]["decode"]["arm"]);
   EXPECT_THAT(record["arm_reason"], HasSubstr(written));
@@ -145,7 +145,7 @@ TEST_F(AutoTest, CalibrateStopsWithoutAProfile) {
   const Finished result = child.Finish();
   EXPECT_EQ(result.exit_code, 130);
   EXPECT_THAT(result.err, HasSubstr("stopped: no profile was written"));
-  EXPECT_FALSE(fs::exists(fs::path(CacheHome()) / "winnow/profiles"));
+  EXPECT_FALSE(fs::exists(fs::path(kCacheHome) / "winnow/profiles"));
 }
 
 TEST(CalibrateUsage, ContradictionsAreRefused) {
