@@ -137,7 +137,7 @@ std::vector<Search::Prompt> Search::Read(const std::vector<EvalSample>& samples,
 bool Search::Hopeless(const Fidelity& so_far, int64_t all_positions) const {
   const auto n = static_cast<double>(all_positions);
   const auto missed = static_cast<double>(so_far.positions - so_far.same_top1);
-  return so_far.kl / n > target_.kl || 1 - missed / n < target_.top1_agreement;
+  return so_far.kl / n > target_.kl || 1 - missed / n < LeastAgreement(target_, all_positions);
 }
 
 Trial Search::Try(const std::string& stage, const std::string& arm,

@@ -186,6 +186,11 @@ ordered_json GatesJson(const DecodeProfile& profile) {
 
 }  // namespace
 
+double LeastAgreement(const FidelityTarget& target, int64_t positions) {
+  const double t = target.top1_agreement;
+  return positions == 0 ? t : t - 1.645 * std::sqrt(t * (1 - t) / static_cast<double>(positions));
+}
+
 ProfileModel DescribeModel(const ModelConfig& config, const Hash128& hash) {
   return {.name = config.name,
           .hash = hash.Hex(),
@@ -206,11 +211,7 @@ std::string DecodeProfile::FullArm() const {
 std::string DecodeProfile::Refusal() const {
   if (arm == "dense") return "no arm met the target of its calibration";
   if (test.positions == 0) return "it was not tested on separate prompts";
-  // Of few positions a share may lie below the true one by chance: 1.645 standard errors, 95 %.
-  FidelityTarget by_chance = target;
-  const double t = target.top1_agreement;
-  by_chance.top1_agreement -= 1.645 * std::sqrt(t * (1 - t) / static_cast<double>(test.positions));
-  if (test.Meets(by_chance)) return "";
+  if (test.Meets(target)) return "";
   return fmt::format(
       "on its test prompts the mean KL was {:.2g} and the top-1 agreement {:.3f}, and the target "
       "is {:.2g} and {:.3f}",

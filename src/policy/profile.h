@@ -32,6 +32,11 @@ struct FidelityTarget {
   bool operator==(const FidelityTarget&) const = default;
 };
 
+// The agreement at so many positions that does not yet show that the target is missed: a share of a
+// few hundred lies below its true value by chance, in one of twenty cases by more than 1.645
+// standard errors.
+double LeastAgreement(const FidelityTarget& target, int64_t positions);
+
 // What an arm was found to do on some prompts, along dense's output. Means over the positions.
 struct ProfileFigures {
   int64_t prompts = 0;
@@ -41,7 +46,7 @@ struct ProfileFigures {
   double perplexity_ratio = 1;
   double bytes_ratio = 1;  // read by attention in a step, of what dense reads
   bool Meets(const FidelityTarget& target) const {
-    return kl <= target.kl && top1_agreement >= target.top1_agreement;
+    return kl <= target.kl && top1_agreement >= LeastAgreement(target, positions);
   }
   bool operator==(const ProfileFigures&) const = default;
 };
@@ -59,8 +64,7 @@ struct DecodeProfile {
 
   // The arm with its gates. Throws Error(kUsage) as ParseArm does.
   std::string FullArm() const;
-  // Why `auto` must not run the arm, or "": the test prompts missed the target, by more than chance
-  // explains where it is the agreement.
+  // Why `auto` must not run the arm, or "": the test prompts missed the target.
   std::string Refusal() const;
 };
 

@@ -128,6 +128,12 @@ TEST(Profile, AMissedTestKeepsAutoDense) {
   EXPECT_EQ(profile.Refusal(), "");
   profile.test.kl = 0.02;
   EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("on its test prompts the mean KL was 0.02"));
+  // Of 120 positions, 0.95 - 1.645·sqrt(0.95·0.05/120) = 0.917.
+  profile.test.kl = 0.002;
+  profile.test.top1_agreement = 0.918;
+  EXPECT_EQ(profile.Refusal(), "");
+  profile.test.top1_agreement = 0.916;
+  EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("the top-1 agreement 0.916"));
   profile.test = {};
   EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("not tested"));
   profile.completion_off.clear();
