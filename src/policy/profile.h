@@ -26,9 +26,11 @@ struct ProfileModel {
 };
 ProfileModel DescribeModel(const ModelConfig& config, const Hash128& hash);
 
+// The defaults were relaxed from 0.003 and 0.99 once stricter ones had been tried on the default
+// model (docs/calibration.md, "The built-in profile").
 struct FidelityTarget {
-  double kl = 0.003;             // mean KL(dense || arm) along dense's own output, nats: at most
-  double top1_agreement = 0.99;  // at least
+  double kl = 0.005;             // mean KL(dense || arm) along dense's own output, nats: at most
+  double top1_agreement = 0.96;  // at least
   bool operator==(const FidelityTarget&) const = default;
 };
 
