@@ -192,7 +192,7 @@ DecodeProfile MakeProfile(const CalibrateFlags& flags, const LoadedModel& loaded
 std::string Store(const CalibrateFlags& flags, const DecodeProfile& profile) {
   const UserCache cache;
   const std::string name = CachedProfileName(profile.model.hash);
-  const std::string path = flags.out.empty() ? cache.PathOf(name).string() : flags.out;
+  std::string path = flags.out.empty() ? cache.PathOf(name).string() : flags.out;
   const bool stored = flags.out.empty() ? cache.Write(name, FormatProfile(profile))
                                         : ReplaceFile(path, FormatProfile(profile));
   if (!stored) {

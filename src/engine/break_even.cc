@@ -159,43 +159,25 @@ class Stopwatch {
   std::vector<float> out_;
 };
 
-struct Line {
-  double at_zero = 0;
-  double slope = 0;
-};
-
-Line Fit(std::span<const AttentionTime> times, double AttentionTime::*side) {
-  double mean_depth = 0;
-  double mean_time = 0;
-  for (const AttentionTime& time : times) {
-    mean_depth += static_cast<double>(time.depth) / static_cast<double>(times.size());
-    mean_time += time.*side / static_cast<double>(times.size());
-  }
-  double covariance = 0;
-  double variance = 0;
-  for (const AttentionTime& time : times) {
-    const double d = static_cast<double>(time.depth) - mean_depth;
-    covariance += d * (time.*side - mean_time);
-    variance += d * d;
-  }
-  const double slope = covariance / variance;
-  return {mean_time - slope * mean_depth, slope};
-}
-
 }  // namespace
 
 int64_t BreakEvenTokens(std::span<const AttentionTime> times) {
   WINNOW_CHECK(times.size() >= 2);
   constexpr double kStep = 64;
-  const Line dense = Fit(times, &AttentionTime::dense);
-  const Line sparse = Fit(times, &AttentionTime::sparse);
-  const AttentionTime& last = times.back();
-  const auto smallest = times.front().depth;
-  if (dense.slope <= sparse.slope) return last.sparse < last.dense ? last.depth : kNeverPays;
-  const double crossing = (sparse.at_zero - dense.at_zero) / (dense.slope - sparse.slope);
+  const auto gain = [&](size_t i) { return times[i].dense - times[i].sparse; };
+  // From `after` on the arm is faster at every depth.
+  size_t after = times.size();
+  while (after > 0 && gain(after - 1) > 0) --after;
+  if (after == 0) return times[0].depth;
+  const size_t right = std::clamp<size_t>(after, 1, times.size() - 1);
+  const size_t left = right - 1;
+  const double rise = gain(right) - gain(left);
+  if (rise <= 0) return kNeverPays;
+  const double crossing =
+      static_cast<double>(times[right].depth) -
+      gain(right) / rise * static_cast<double>(times[right].depth - times[left].depth);
   const double rounded = std::ceil(crossing / kStep) * kStep;
-  if (!(rounded < 1e15)) return kNeverPays;
-  return std::max(smallest, static_cast<int64_t>(rounded));
+  return rounded < 1e15 ? static_cast<int64_t>(rounded) : kNeverPays;
 }
 
 BreakEven MeasureBreakEven(ThreadPool* pool, const ModelConfig& config, DType kv_dtype,

@@ -28,10 +28,11 @@ struct BreakEven {
   bool operator==(const BreakEven&) const = default;
 };
 
-// Where the lines through the times (least squares, each side's time being nearly linear in depth)
-// cross, rounded up to a multiple of 64; not below the smallest depth, where nothing was timed.
-// kNeverPays if dense is faster at the largest depth and its line is no steeper. At least two
-// depths.
+// The depth from which on the arm is faster at every depth timed: between two of them by a straight
+// line, rounded up to a multiple of 64. (One line through all would be wrong: dense slows down by
+// more than the depth where a cache no longer holds the layers.) The smallest depth if it is faster
+// everywhere. If it is not even at the largest, the line through the last two goes on; kNeverPays
+// if its gain does not grow. At least two depths, ascending.
 int64_t BreakEvenTokens(std::span<const AttentionTime> times);
 
 // Times both on random keys and values, as many layers of the model in turn as 256 MiB hold (so

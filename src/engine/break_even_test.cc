@@ -19,11 +19,23 @@ TEST(BreakEvenTokens, IsNotBelowWhatWasTimed) {
   EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 10, 2}, {2048, 20, 3}}), 1024);
 }
 
+TEST(BreakEvenTokens, LooksAtTheDepthsBesideIt) {
+  // What happens further out, a cache that is too small, moves nothing.
+  const std::vector<AttentionTime> times = {
+      {1024, 1024, 1256}, {2048, 2048, 1512}, {4096, 90000, 2024}};
+  EXPECT_EQ(BreakEvenTokens(times), 1344);
+  // A gain that is lost again does not count.
+  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 2, 1}, {2048, 3, 4}, {4096, 6, 5}}),
+            3072);
+}
+
+TEST(BreakEvenTokens, GoesOnBeyondTheLargest) {
+  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 1, 4}, {2048, 3, 5}}), 4096);
+}
+
 TEST(BreakEvenTokens, MayBeBeyondReach) {
   EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 1, 2}, {2048, 2, 3}}), kNeverPays);
   EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 1, 2}, {2048, 2, 4}}), kNeverPays);
-  // No steeper, but faster where it counts.
-  EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 3, 1}, {2048, 5, 3}}), 2048);
 }
 
 TEST(MeasureBreakEven, TimesBothSides) {

@@ -2,7 +2,6 @@
 // it there makes the final distribution no better.
 #pragma once
 
-#include <compare>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,7 +12,10 @@ namespace winnow {
 struct CompletionGate {
   int layer = 0;     // from 0
   int kv_head = -1;  // -1: all of them
-  auto operator<=>(const CompletionGate&) const = default;
+  bool operator==(const CompletionGate&) const = default;
+  bool operator<(const CompletionGate& other) const {
+    return layer != other.layer ? layer < other.layer : kv_head < other.kv_head;
+  }
 };
 
 class CompletionGates {
