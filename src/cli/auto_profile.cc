@@ -36,8 +36,8 @@ int64_t Measured(const ModelFlags& flags, const DecodeProfile& profile, const Mo
   // The model's context, not this run's: the figure is kept for all.
   const BreakEven measured = MeasureBreakEven(pool, config, ParseDType(flags.kv_type),
                                               profile.FullArm(), config.context_length);
-  // Without a folder to keep it in, each run measures: a fraction of a second.
-  cache.Write(key.FileName(), FormatBreakEven(key, measured));
+  // What is not kept, each run measures: a fraction of a second.
+  if (measured.steady) cache.Write(key.FileName(), FormatBreakEven(key, measured));
   return measured.tokens;
 }
 

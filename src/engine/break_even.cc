@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -26,7 +25,7 @@ constexpr int64_t kBytes = int64_t{256} << 20;
 constexpr int kSlots = kDefaultPageSlots;
 constexpr int kDistinctPages = 32;  // of random contents; the others are copies
 constexpr int kRounds = 7;
-constexpr double kForever = std::numeric_limits<double>::infinity();
+constexpr double kSteady = 1.3;     // median over minimum; quiet machines stay below 1.1
 constexpr double kScoreSpread = 2;  // nats
 
 // Layers of random keys and values, and one query for all of them.
@@ -110,17 +109,19 @@ class Stopwatch {
         out_(static_cast<size_t>(config.query_heads) * config.head_dim) {}
 
   AttentionTime Measure(int64_t depth) {
-    // The fastest round: on a busy machine the others tell of its neighbours.
-    AttentionTime best{.depth = depth, .dense = kForever, .sparse = kForever};
+    std::vector<double> dense;
+    std::vector<double> sparse;
     for (int round = 0; round <= kRounds; ++round) {
       const double dense_seconds = Time([&](int layer) { Dense(layer, depth); });
       const double sparse_seconds = Time([&](int layer) { Sparse(layer, depth); });
       if (round == 0) continue;  // warms up
-      best.dense = std::min(best.dense, dense_seconds);
-      best.sparse = std::min(best.sparse, sparse_seconds);
+      dense.push_back(dense_seconds);
+      sparse.push_back(sparse_seconds);
     }
-    return best;
+    return {.depth = depth, .dense = Fastest(&dense), .sparse = Fastest(&sparse)};
   }
+
+  bool steady() const { return steady_; }
 
  private:
   // Seconds a layer.
@@ -130,6 +131,12 @@ class Stopwatch {
     for (int layer = 0; layer < layers_.n_layers(); ++layer) attend(layer);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     return seconds.count() / layers_.n_layers();
+  }
+  // On a busy machine the other rounds tell of its neighbours.
+  double Fastest(std::vector<double>* rounds) {
+    std::sort(rounds->begin(), rounds->end());
+    steady_ &= (*rounds)[rounds->size() / 2] <= kSteady * rounds->front();
+    return rounds->front();
   }
   void Dense(int layer, int64_t depth) {
     const DecodeQuery query{.q = layers_.query(),
@@ -157,6 +164,7 @@ class Stopwatch {
   AttentionAccount account_;
   StageSeconds seconds_;
   std::vector<float> out_;
+  bool steady_ = true;
 };
 
 }  // namespace
@@ -198,6 +206,7 @@ BreakEven MeasureBreakEven(ThreadPool* pool, const ModelConfig& config, DType kv
     result.times.push_back(stopwatch.Measure(depth));
   }
   result.tokens = BreakEvenTokens(result.times);
+  result.steady = stopwatch.steady();
   return result;
 }
 

@@ -25,6 +25,9 @@ struct AttentionTime {
 struct BreakEven {
   int64_t tokens = kNeverPays;
   std::vector<AttentionTime> times;  // by depth
+  // False: half of the rounds took more than 1.3 times as long as the fastest. Something else was
+  // running, and the figure is not worth keeping.
+  bool steady = true;
   bool operator==(const BreakEven&) const = default;
 };
 
