@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <utility>
 
 #include "bench/bench_side.h"
+#include "core/byte_size.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/rng.h"
@@ -125,9 +127,11 @@ int64_t KvBytes(const std::vector<BenchTest>& tests, const ModelConfig& config,
       engine.kv_bytes > 0 ? engine.kv_bytes : static_cast<int64_t>(AvailableMemoryBytes());
   const int64_t page_bytes = layout.TotalBytes();
   if (pages > room / page_bytes) {  // the product may be too large for an int64_t
+    constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+    const auto [needs, has] =
+        FormatBytesApart(pages > kMost / page_bytes ? kMost : pages * page_bytes, room);
     Throw(ErrorKind::kResource,
-          "the tests need {:.0f} MiB of KV memory and there are {}: lower -b, -d or -n",
-          static_cast<double>(pages) * static_cast<double>(page_bytes) / (1 << 20), room >> 20);
+          "the tests need {} of KV memory and there are {}: lower -b, -d or -n", needs, has);
   }
   return pages * page_bytes;
 }

@@ -4,8 +4,11 @@
 #include <chrono>
 #include <numeric>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
+#include "core/byte_size.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -72,9 +75,10 @@ class WinnowSide : public BenchSide {
   }
 
   static void CheckResult(const RequestResult& result) {
-    if (result.finish_reason == FinishReason::kFailed) {
-      Throw(ErrorKind::kResource, "the request failed: {}", result.error);
-    }
+    if (result.finish_reason != FinishReason::kFailed) return;
+    const std::string message = "the request failed: " + result.error;
+    if (!result.error_kind.has_value()) throw std::runtime_error(message);
+    throw Error(*result.error_kind, message);
   }
 
   RequestResult RunToEnd(Request request) {
@@ -146,9 +150,9 @@ class WinnowSide : public BenchSide {
     if (stepped) return;
     CancelAll(ids);
     Throw(ErrorKind::kResource,
-          "{} sequences do not fit {} MiB of KV memory together: lower -b, -d or -n, or raise "
+          "{} sequences do not fit {} of KV memory together: lower -b, -d or -n, or raise "
           "--kv-memory",
-          ids.size(), engine_->pool_bytes() >> 20);
+          ids.size(), FormatBytes(engine_->pool_bytes()));
   }
 
   PhaseLedger CancelAll(const std::vector<RequestId>& ids) {

@@ -144,10 +144,10 @@ TEST_F(BenchRunner, RefusesWhatCannotBeMeasured) {
   // Neither is room made for these tokens nor a number too large for 64 bits.
   options.depths = {400};
   options.batches = {int64_t{1} << 30};
-  EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("MiB of KV memory"));
+  EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("TiB of KV memory"));
   options.batches = {8};
   options.engine.kv_bytes = 1 << 20;
-  EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("and there are 1: lower -b"));
+  EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("and there are 1.0 MiB: lower -b"));
   options = SmallOptions();
   options.arms = {"dens"};
   EXPECT_THAT(ErrorOf(subject_, options), HasSubstr("dense"));

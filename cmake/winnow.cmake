@@ -8,6 +8,9 @@ target_include_directories(winnow_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CM
 if(WINNOW_SANITIZE)
   target_compile_options(winnow_options INTERFACE -fsanitize=${WINNOW_SANITIZE}
     -g1 -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # Sanitized SIMD kernels take minutes to compile for each instruction set: only this processor's.
+  target_compile_options(winnow_options INTERFACE -march=native -Wno-maybe-uninitialized)
+  target_compile_definitions(winnow_options INTERFACE HWY_COMPILE_ONLY_STATIC)
   target_link_options(winnow_options INTERFACE -fsanitize=${WINNOW_SANITIZE})
 endif()
 

@@ -144,6 +144,7 @@ std::optional<std::vector<ArmRun>> RunArms(Engine* engine, const EvalSample& sam
     ArmRun run;
     run.arm = arm;
     if (!RunArm(&runner, sample, &reference, &run)) return std::nullopt;
+    if (hooks.on_run) hooks.on_run(run);
     runs.push_back(std::move(run));
   }
   return runs;

@@ -32,6 +32,7 @@ struct ArmRun {
 struct ArmRunHooks {
   std::function<bool()> should_stop;                       // polled between steps; may be empty
   std::function<void(std::string_view arm)> on_arm;        // before an arm runs; may be empty
+  std::function<void(const ArmRun& run)> on_run;           // after an arm ran; may be empty
   std::function<void(const PrefillProgress&)> on_prefill;  // may be empty
 };
 

@@ -10,16 +10,21 @@
 
 namespace winnow::testing {
 
-// `f` throws Error(kInput) with `part` in its message.
+// `f` throws Error of that kind with `part` in its message.
 template <typename F>
-void ExpectInputError(const F& f, const std::string& part) {
+void ExpectError(const F& f, ErrorKind kind, const std::string& part) {
   try {
     f();
     ADD_FAILURE() << "nothing was thrown; expected: " << part;
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kInput);
+    EXPECT_EQ(error.kind(), kind);
     EXPECT_THAT(error.what(), ::testing::HasSubstr(part));
   }
+}
+
+template <typename F>
+void ExpectInputError(const F& f, const std::string& part) {
+  ExpectError(f, ErrorKind::kInput, part);
 }
 
 }  // namespace winnow::testing

@@ -93,6 +93,10 @@ Qkv FakeBackbone::AttentionInput(int layer, TensorView<const float, 2> hidden,
     for (int64_t h = 0; h < config_.query_heads + config_.kv_heads; ++h) {
       Rotate(qkv.data() + h * d, positions[t]);
     }
+    if (on_key_value) {
+      const std::span<float> kv(qkv.data() + nq, 2 * nk);
+      on_key_value(layer, positions[t], kv.first(nk), kv.subspan(nk));
+    }
     std::copy_n(qkv.data(), nq, q_.data() + t * nq);
     std::copy_n(qkv.data() + nq, nk, k_.data() + t * nk);
     std::copy_n(qkv.data() + nq + nk, nk, v_.data() + t * nk);

@@ -40,6 +40,9 @@ class FakeBackbone : public Backbone {
   // Called at the start of AttentionInput with (layer, T, positions[0]); may throw to play a
   // failure.
   std::function<void(int, int64_t, int32_t)> on_attention_input;
+  // Called with (layer, position), the key [K, D] and the value [K, D] of each token; may spoil
+  // them.
+  std::function<void(int, int32_t, std::span<float>, std::span<float>)> on_key_value;
   // Called with each row of logits before it is returned; may spoil it.
   std::function<void(std::span<float>)> on_logits;
 

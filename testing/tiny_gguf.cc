@@ -4,7 +4,6 @@
 #include <gguf.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <string_view>
 
 #include "core/rng.h"
+#include "model/plain_vocabulary.h"
 
 namespace winnow::testing {
 namespace {
@@ -20,49 +20,6 @@ struct Deleter {
   void operator()(gguf_context* p) const { gguf_free(p); }
   void operator()(ggml_context* p) const { ggml_free(p); }
 };
-
-// llama.cpp's token types.
-constexpr int32_t kNormal = 1;
-constexpr int32_t kUnknown = 2;
-constexpr int32_t kControl = 3;
-constexpr int32_t kByte = 6;
-
-struct Vocabulary {
-  std::vector<std::string> tokens;
-  std::vector<float> scores;
-  std::vector<int32_t> types;
-
-  void Add(const std::string& token, int32_t type, float score = 0) {
-    tokens.push_back(token);
-    scores.push_back(score);
-    types.push_back(type);
-  }
-};
-
-// A SentencePiece vocabulary, in which a space is written as U+2581.
-Vocabulary MakeVocabulary() {
-  constexpr std::string_view kSpace = "\xe2\x96\x81";
-  constexpr std::array<std::string_view, 16> kPairs = {"he", "in", "er", "an", "re", "on",
-                                                       "at", "en", "nd", "ti", "es", "or",
-                                                       "te", "of", "ed", "is"};
-  Vocabulary v;
-  v.Add("<unk>", kUnknown);
-  v.Add("<s>", kControl);
-  v.Add("</s>", kControl);
-  for (int byte = 0; byte < 256; ++byte) {
-    constexpr std::string_view kDigits = "0123456789ABCDEF";
-    v.Add(std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">", kByte);
-  }
-  v.Add(std::string(kSpace), kNormal, -100);
-  for (char c = '!'; c <= '~'; ++c)
-    v.Add(std::string(1, c), kNormal, -100.0f - static_cast<float>(c));
-  float score = -1;
-  for (std::string_view pair : kPairs) v.Add(std::string(pair), kNormal, score--);
-  for (std::string_view word : {"t", "a", "the", "s", "i", "o"}) {
-    v.Add(std::string(kSpace) + std::string(word), kNormal, score--);
-  }
-  return v;
-}
 
 uint64_t HashName(std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
@@ -194,24 +151,9 @@ void Writer::Metadata() {
 }
 
 void Writer::Tokenizer() {
-  const Vocabulary v = MakeVocabulary();
-  std::vector<const char*> tokens;
-  tokens.reserve(v.tokens.size());
-  for (const std::string& token : v.tokens) tokens.push_back(token.c_str());
-  gguf_context* g = gguf_.get();
-  gguf_set_val_str(g, "tokenizer.ggml.model", "llama");
-  gguf_set_arr_str(g, "tokenizer.ggml.tokens", tokens.data(), tokens.size());
-  gguf_set_arr_data(g, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, v.scores.data(),
-                    v.scores.size());
-  gguf_set_arr_data(g, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, v.types.data(),
-                    v.types.size());
-  gguf_set_val_u32(g, "tokenizer.ggml.unknown_token_id", 0);
-  gguf_set_val_u32(g, "tokenizer.ggml.bos_token_id", 1);
-  gguf_set_val_u32(g, "tokenizer.ggml.eos_token_id", 2);
-  gguf_set_val_bool(g, "tokenizer.ggml.add_bos_token", true);
-  gguf_set_val_bool(g, "tokenizer.ggml.add_space_prefix", false);
+  WriteTokenizer(gguf_.get(), MakePlainVocabulary());
   if (!options_.chat_template.empty()) {
-    gguf_set_val_str(g, "tokenizer.chat_template", options_.chat_template.c_str());
+    gguf_set_val_str(gguf_.get(), "tokenizer.chat_template", options_.chat_template.c_str());
   }
 }
 
@@ -268,7 +210,7 @@ void Writer::Layer(int layer) {
 
 }  // namespace
 
-int TinyVocabulary() { return static_cast<int>(MakeVocabulary().tokens.size()); }
+int TinyVocabulary() { return static_cast<int>(MakePlainVocabulary().tokens.size()); }
 
 void WriteTinyGguf(const std::string& path, const TinyGguf& options) {
   Writer(options).Write(path);

@@ -37,8 +37,7 @@ struct TinyGguf {
   int expert_count = 0;           // metadata only
 };
 
-// Number of tokens of the vocabulary: <unk>, <s>, </s>, 256 bytes, printable ASCII, a few pairs. A
-// multiple of 8, so that a quantised output matrix may be repacked.
+// Number of tokens of the vocabulary, which is MakePlainVocabulary's.
 int TinyVocabulary();
 
 // Throws std::runtime_error if the file cannot be written.

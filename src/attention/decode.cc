@@ -64,6 +64,11 @@ void DecodePipeline::AttendLayer(int layer, std::span<const DecodeSlot> slots, c
   queries_.clear();
   pending_.assign(slots.size(), false);
   for (size_t b = 0; b < slots.size(); ++b) {
+    const AttentionProbe* probe = slots[b].probe;
+    if (probe != nullptr && probe->on_token) {
+      const auto row = static_cast<int64_t>(b);
+      probe->on_token(layer, qkv.q.Slice(row, row + 1).span(), slots[b].kv->View(layer));
+    }
     // A local layer reads its window, which is short.
     pending_[b] = slots[b].policy != nullptr && window == 0 &&
                   SparseDecode::Applies(*slots[b].policy, layer, slots[b].kv->n_tokens(layer),
@@ -110,11 +115,13 @@ void DecodePipeline::AttendSparse(int layer, std::span<const DecodeSlot> slots, 
   for (size_t b = first; b < slots.size(); ++b) {
     if (!pending_[b] || slots[b].policy != policy) continue;
     pending_[b] = false;
-    sparse_slots_.push_back(
-        {.query = {qkv.q.row(static_cast<int64_t>(b)), slots[b].kv->View(layer)},
-         .n_generated = slots[b].n_generated,
-         .out = attention_.data() + static_cast<int64_t>(b) * row_floats,
-         .account = slots[b].account});
+    sparse_slots_.push_back({.query = {.q = qkv.q.row(static_cast<int64_t>(b)),
+                                       .kv = slots[b].kv->View(layer),
+                                       .super_pages = slots[b].kv->SuperPages(layer),
+                                       .memory = slots[b].memory},
+                             .n_generated = slots[b].n_generated,
+                             .out = attention_.data() + static_cast<int64_t>(b) * row_floats,
+                             .account = slots[b].account});
   }
   sparse_.Attend(*policy, layer,
                  {.query_heads = config.query_heads, .scale = config.attention_scale},

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "attention/sparse_decode.h"
 #include "core/account.h"
 #include "core/parallel.h"
@@ -18,9 +19,11 @@ namespace winnow {
 struct DecodeSlot {
   SequenceKv* kv = nullptr;
   int32_t position = 0;
-  DecodePolicy* policy = nullptr;  // null: dense
-  int64_t n_generated = 0;         // tokens after the prompt, the new one included
+  DecodePolicy* policy = nullptr;    // null: dense
+  ResidualMemory* memory = nullptr;  // of the policy's residual and this sequence; may be null
+  int64_t n_generated = 0;           // tokens after the prompt, the new one included
   AttentionAccount* account = nullptr;
+  const AttentionProbe* probe = nullptr;  // null: nobody watches
 };
 
 class DecodePipeline {

@@ -41,7 +41,13 @@ void PrefillPipeline::Run(const PrefillQuantum& quantum, StageSeconds* seconds,
       Throw(ErrorKind::kResource, "the page pool is full");
     }
     StoreKv(quantum.kv, quantum.layer, first_token, qkv.k, qkv.v);
+    if (quantum.memory != nullptr && quantum.memory->sees_prompt()) {
+      quantum.memory->SeePrompt(quantum.layer, qkv);
+    }
     UpdatePlanes(*pool_, quantum.kv, quantum.layer, first_token, first_token + n_tokens);
+  }
+  if (quantum.probe != nullptr && quantum.probe->on_prompt) {
+    quantum.probe->on_prompt(quantum.layer, first_token, qkv.q);
   }
   const int64_t n_outputs = n_tokens - quantum.first_output;
   if (n_outputs > 0) {

@@ -5,12 +5,14 @@
 #include <span>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
 #include "kv/sequence_kv.h"
 #include "model/backbone.h"
 #include "ops/prefill_attention.h"
+#include "policy/residual/residual.h"
 
 namespace winnow {
 
@@ -22,6 +24,9 @@ struct PrefillQuantum {
   // Rows before this one are not needed above this layer: their keys and values are stored, and
   // their attention and MLP are left out (the last layer needs only the last token of a prompt).
   int64_t first_output = 0;
+  // Sees queries and keys if it wants them; may be null.
+  ResidualMemory* memory = nullptr;
+  const AttentionProbe* probe = nullptr;  // null: nobody watches
 };
 
 class PrefillPipeline {

@@ -28,43 +28,13 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
                        .params = params,
                        .queries = layer_queries_,
                        .masses = masses_};
-  int64_t bytes_scanned = 0;
-  int64_t bytes_estimated = 0;
-  {
-    ScopedTimer timer(seconds->score);
-    policy.selector->Score(step, &bytes_scanned);
-  }
-  {
-    ScopedTimer timer(seconds->select);
-    const int kv_heads = layout_->kv_heads;
-    if (policy.residual != nullptr) policy.residual->Begin(std::ssize(heads_));
-    pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
-      const int64_t slot = h / kv_heads;
-      const auto kv_head = static_cast<int>(h % kv_heads);
-      Choose(policy, slots[slot], masses_[slot], kv_head, &heads_[h]);
-      if (policy.residual == nullptr) return;
-      const Head& head = heads_[h];
-      std::span<const int32_t> unread = head.choice.unread;
-      if (!policy.gates.Completes(layer, kv_head)) unread = {};
-      policy.residual->Plan(h, {unread, head.pooled, head.shares.data(), head.log_totals.data()});
-    });
-  }
-  {
-    ScopedTimer timer(seconds->attention);
-    Read(slots, params);
-  }
-  if (policy.residual != nullptr) {
-    ScopedTimer timer(seconds->estimate);
-    bytes_estimated = Estimate(policy, step);
-  }
-  {
-    ScopedTimer timer(seconds->account);
-    Account(policy, slots, bytes_scanned, bytes_estimated);
-  }
-  if (policy.residual != nullptr) {
-    ScopedTimer timer(seconds->estimate);
-    Merge(slots);
-  }
+  Timed(seconds->score, [&] { policy.selector->Score(step, &bytes_.scanned); });
+  Timed(seconds->select, [&] { Select(policy, layer, slots); });
+  Timed(seconds->attention, [&] { Read(policy, slots, params, seconds); });
+  if (policy.certifier) Timed(seconds->certify, [&] { Certify(policy, step, slots); });
+  if (policy.residual) Timed(seconds->estimate, [&] { Estimate(policy, step); });
+  Timed(seconds->account, [&] { Account(policy, layer, slots); });
+  if (policy.residual) Timed(seconds->estimate, [&] { Merge(slots); });
 }
 
 void SparseDecode::Prepare(const DecodePolicy& policy, std::span<const SparseSlot> slots) {
@@ -93,19 +63,56 @@ void SparseDecode::Prepare(const DecodePolicy& policy, std::span<const SparseSlo
     if (with_weights) weights += n * layout_->slots;
   }
   heads_.resize(slots.size() * layout_->kv_heads);
+  bytes_ = {};
 }
 
-void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
-                          const PageMasses& masses, int kv_head, Head* head) const {
+void SparseDecode::Select(DecodePolicy& policy, int layer, std::span<const SparseSlot> slots) {
+  const int kv_heads = layout_->kv_heads;
+  if (policy.residual) policy.residual->Begin(std::ssize(heads_));
+  pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
+    const int64_t slot = h / kv_heads;
+    Choose(policy, slots[slot], slot, static_cast<int>(h % kv_heads), &heads_[h]);
+    // A certificate may ask for more to be read before the rest is estimated.
+    if (policy.residual && !policy.certifier) Plan(policy, layer, h);
+  });
+}
+
+void SparseDecode::Plan(DecodePolicy& policy, int layer, int64_t head) {
+  const Head& h = heads_[head];
+  std::span<const int32_t> unread = h.choice.unread;
+  if (!policy.gates.Completes(layer, static_cast<int>(head % layout_->kv_heads))) unread = {};
+  policy.residual->Plan(head, {.pages = unread,
+                               .read = h.choice.read,
+                               .pooled = h.pooled,
+                               .shares = h.shares.data(),
+                               .log_totals = h.log_totals.data()});
+}
+
+void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot, int64_t slot_index,
+                          int kv_head, Head* head) const {
   const PagedKv& kv = slot.query.kv;
+  const PageMasses& masses = masses_[slot_index];
   const int slots = layout_->slots;
   head->middle = FindMiddle(policy.rule, kv.n_tokens, slot.n_generated, slots);
   head->shares.resize(group_ * masses.stride);
   head->pooled.resize(masses.n_pages);
   head->log_totals.resize(group_);
-  PageShares(masses.From(static_cast<int64_t>(kv_head) * group_, slots), group_,
-             head->shares.data(), head->pooled.data(), head->log_totals.data());
-  ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  const PageMasses of_head = masses.From(static_cast<int64_t>(kv_head) * group_, slots);
+  PageShares(of_head, group_, head->shares.data(), head->pooled.data(), head->log_totals.data());
+  if (policy.selector->chooses()) {
+    policy.selector->Choose(policy.rule,
+                            {slot_index, kv_head, group_, head->middle, head->shares.data()},
+                            &head->choice);
+  } else {
+    ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  }
+  head->small_gap = policy.rule.gap > 0 && !head->choice.not_finite &&
+                    ScoreGap(of_head, group_, head->middle) < policy.rule.gap;
+  if (head->small_gap && policy.rule.fallback != Fallback::kCap) {
+    head->choice.ReadMore(head->pooled, std::ssize(head->choice.unread));
+  }
+  head->over_tolerance = head->not_finite = head->dense = false;
+  head->widened = 0;
 
   const auto n_pages = std::ssize(kv.pages);
   head->ids.clear();
@@ -120,37 +127,78 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot,
     take(head->middle.end, n_pages);
   }
   // Only the last page, which is always read, may be short.
-  head->tokens_read = std::ssize(head->ids) * slots - (n_pages * slots - kv.n_tokens);
+  const int64_t n_tokens = std::ssize(head->ids) * slots - (n_pages * slots - kv.n_tokens);
+  head->outcome = {.tokens_read = n_tokens, .bytes_read = layout_->HeadBytes(n_tokens)};
 }
 
-void SparseDecode::Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params) {
+void SparseDecode::Read(const DecodePolicy& policy, std::span<const SparseSlot> slots,
+                        const DecodeAttentionParams& params, StageSeconds* seconds) {
   const int64_t group_floats = static_cast<int64_t>(group_) * layout_->head_dim;
   log_mass_.Resize(slots.size() * query_heads_);
   queries_.clear();
   for (size_t h = 0; h < heads_.size(); ++h) {
-    const SparseSlot& slot = slots[h / layout_->kv_heads];
-    const auto kv_head = static_cast<int>(h % layout_->kv_heads);
-    PagedKv kv = slot.query.kv;
-    kv.pages = heads_[h].ids;
-    kv.n_tokens = heads_[h].tokens_read;
-    queries_.push_back({.q = slot.query.q + kv_head * group_floats,
-                        .kv = kv,
-                        .first_head = kv_head,
-                        .n_heads = 1,
-                        .begin = 0,
-                        .end = kv.n_tokens,
-                        .out = slot.out + kv_head * group_floats,
-                        .log_mass = log_mass_.data() + h * group_});
+    const size_t kv_head = h % layout_->kv_heads;
+    AddQuery(slots, h, heads_[h].ids, heads_[h].outcome.tokens_read,
+             slots[h / layout_->kv_heads].out + kv_head * group_floats,
+             log_mass_.data() + h * group_);
   }
-  DecodeAttention(*pool_, queries_, params, workspace_, nullptr);
+  if (policy.reads_candidates()) {
+    ReadCandidates(policy, params, seconds);
+  } else {
+    DecodeAttention(*pool_, queries_, params, workspace_, nullptr);
+  }
 }
 
-int64_t SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
+void SparseDecode::ReadCandidates(const DecodePolicy& policy, const DecodeAttentionParams& params,
+                                  StageSeconds* seconds) {
+  candidate_queries_.clear();
+  for (size_t h = 0; h < heads_.size(); ++h) {
+    Head& head = heads_[h];
+    CandidateQuery query{.read = queries_[h], .outcome = &head.outcome};
+    // Who falls back to everything has no routed pages whose tokens might not count.
+    const bool fell_back = head.choice.not_finite || head.choice.all_for_tolerance ||
+                           (head.small_gap && policy.rule.fallback != Fallback::kCap);
+    if (!fell_back) {
+      query.routed_begin = head.middle.begin;
+      query.routed_end = head.middle.begin + std::ssize(head.choice.read);
+      query.tokens = head.choice.tokens;
+    }
+    candidate_queries_.push_back(query);
+  }
+  candidate_read_.Read(policy, candidate_queries_, params, seconds);
+}
+
+// KV head `head` of all slots over pages `ids`.
+void SparseDecode::AddQuery(std::span<const SparseSlot> slots, size_t head,
+                            std::span<const PageId> ids, int64_t n_tokens, float* out,
+                            float* log_mass) {
+  const SparseSlot& slot = slots[head / layout_->kv_heads];
+  const auto kv_head = static_cast<int>(head % layout_->kv_heads);
+  PagedKv kv = slot.query.kv;
+  kv.pages = ids;
+  kv.n_tokens = n_tokens;
+  queries_.push_back(
+      {.q = slot.query.q + static_cast<int64_t>(kv_head) * group_ * layout_->head_dim,
+       .kv = kv,
+       .first_head = kv_head,
+       .n_heads = 1,
+       .begin = 0,
+       .end = n_tokens,
+       .out = out,
+       .log_mass = log_mass});
+}
+
+void SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
+  if (policy.certifier) {
+    pool_->ForEach(std::ssize(heads_),
+                   [&](int64_t h, int /*thread*/) { Plan(policy, step.layer, h); });
+  }
   rest_.Resize(step.queries.size() * query_heads_ * layout_->head_dim);
   rest_log_mass_.Resize(step.queries.size() * query_heads_);
-  int64_t bytes = 0;
-  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &bytes);
-  return bytes;
+  residual_dropped_.assign(step.queries.size(), 0);
+  ResidualAccount account{.dropped = residual_dropped_.data()};
+  policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &account);
+  bytes_.estimated = account.bytes_read;
 }
 
 void SparseDecode::Merge(std::span<const SparseSlot> slots) {
@@ -161,65 +209,6 @@ void SparseDecode::Merge(std::span<const SparseSlot> slots) {
                           &log_mass_[row], rest_.data() + row * layout_->head_dim,
                           rest_log_mass_[row], layout_->head_dim);
     }
-  }
-}
-
-void SparseDecode::Account(const DecodePolicy& policy, std::span<const SparseSlot> slots,
-                           int64_t bytes_scanned, int64_t bytes_estimated) {
-  int64_t all_pages = 0;
-  for (const PageMasses& masses : masses_) all_pages += masses.n_pages;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    AttentionAccount* account = slots[i].account;
-    if (account == nullptr) continue;
-    const int64_t n_tokens = slots[i].query.kv.n_tokens;
-    int64_t tokens = 0;
-    for (int h = 0; h < layout_->kv_heads; ++h) {
-      const Head& head = heads_[i * layout_->kv_heads + h];
-      tokens += head.tokens_read;
-      account->widened += head.choice.widened > 0 ? 1 : 0;
-      account->fallback_mass += head.choice.all_for_tolerance ? 1 : 0;
-      account->fallback_not_finite += head.choice.not_finite ? 1 : 0;
-    }
-    // What a batch scanned together is told apart by its sequences' pages.
-    const double share = static_cast<double>(masses_[i].n_pages) / static_cast<double>(all_pages);
-    const auto scanned = std::llround(share * static_cast<double>(bytes_scanned));
-    const auto estimated = std::llround(share * static_cast<double>(bytes_estimated));
-    account->tokens_read += (tokens + layout_->kv_heads / 2) / layout_->kv_heads;
-    account->tokens_resident += n_tokens;
-    account->bytes_read += layout_->HeadBytes(tokens) + scanned + estimated;
-    account->bytes_dense += layout_->TokenBytes(n_tokens);
-    account->bytes_scanned += scanned;
-    account->bytes_estimated += estimated;
-    ++account->layers_sparse;
-    if (policy.certify && policy.selector->estimates_mass()) AccountMass(policy, i, account);
-  }
-}
-
-// Shares by query head: Z_E was computed, Z_U is the selector's estimate of the unread mass, and of
-// it the residual's Ẑ was put in.
-void SparseDecode::AccountMass(const DecodePolicy& policy, size_t slot_index,
-                               AttentionAccount* account) const {
-  for (int query_head = 0; query_head < query_heads_; ++query_head) {
-    const Head& head = heads_[slot_index * layout_->kv_heads + query_head / group_];
-    const int r = query_head % group_;
-    const float* shares = head.shares.data() + r * masses_[slot_index].stride;
-    float unread = 0;
-    for (int32_t page : head.choice.unread) unread += shares[page];
-    const size_t row = slot_index * query_heads_ + query_head;
-    const double log_exact = log_mass_[row];
-    const double over_exact = std::exp(head.log_totals[r] - log_exact);  // scanned mass / Z_E
-    const double z_unread = unread * over_exact;                         // in units of Z_E
-    const double z_rest =
-        policy.residual == nullptr
-            ? 0
-            : std::min(z_unread, std::exp(static_cast<double>(rest_log_mass_[row]) - log_exact));
-    const double total = 1 + z_unread;
-    if (!std::isfinite(total)) continue;
-    account->mass_exact += 1 / total;
-    account->mass_estimated += z_rest / total;
-    account->mass_dropped += (z_unread - z_rest) / total;
-    account->mass_dropped_max = std::max(account->mass_dropped_max, (z_unread - z_rest) / total);
-    ++account->mass_heads;
   }
 }
 

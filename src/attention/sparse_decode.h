@@ -1,11 +1,14 @@
-// Attention of one layer of a decode step that reads few tokens, estimates the others, and writes
-// down the split: score → select → read → estimate → merge → account.
+// Attention of one layer of a decode step that reads few tokens, says how sure that is, estimates
+// the others, and writes down the split: score → select → read → certify → estimate → account →
+// merge.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "attention/candidate_read.h"
 #include "core/account.h"
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -25,7 +28,7 @@ struct SparseSlot {
 
 class SparseDecode {
  public:
-  explicit SparseDecode(ThreadPool* pool) : pool_(pool) {}
+  explicit SparseDecode(ThreadPool* pool) : pool_(pool), candidate_read_(pool) {}
 
   // Whether a policy leaves anything unread of a layer with so many tokens.
   static bool Applies(const DecodePolicy& policy, int layer, int64_t n_tokens, int64_t n_generated,
@@ -44,18 +47,51 @@ class SparseDecode {
     std::vector<float> shares;      // [R, n_pages]
     std::vector<float> pooled;      // [n_pages]
     std::vector<float> log_totals;  // [R]
-    int64_t tokens_read = 0;
+    CandidateOutcome outcome;       // of what is read
+    bool small_gap = false;         // the best scores lie closer than the rule's gap
+
+    // Of certification: reading more is a loop over the heads that are not done.
+    bool over_tolerance = false;  // the certificate's upper end is
+    bool not_finite = false;      // there was no certificate
+    int widened = 0;              // times that more was read for it
+    bool dense = false;           // everything was read for it
+    std::vector<PageId> more_ids;
+  };
+  struct Bytes {
+    int64_t scanned = 0;
+    int64_t certified = 0;
+    int64_t estimated = 0;
   };
 
   void Prepare(const DecodePolicy& policy, std::span<const SparseSlot> slots);
-  void Choose(const DecodePolicy& policy, const SparseSlot& slot, const PageMasses& masses,
-              int kv_head, Head* head) const;
-  void Read(std::span<const SparseSlot> slots, const DecodeAttentionParams& params);
-  int64_t Estimate(DecodePolicy& policy, const LayerStep& step);
+  void Select(DecodePolicy& policy, int layer, std::span<const SparseSlot> slots);
+  void Choose(const DecodePolicy& policy, const SparseSlot& slot, int64_t slot_index, int kv_head,
+              Head* head) const;
+  void Read(const DecodePolicy& policy, std::span<const SparseSlot> slots,
+            const DecodeAttentionParams& params, StageSeconds* seconds);
+  void ReadCandidates(const DecodePolicy& policy, const DecodeAttentionParams& params,
+                      StageSeconds* seconds);
+  void AddQuery(std::span<const SparseSlot> slots, size_t head, std::span<const PageId> ids,
+                int64_t n_tokens, float* out, float* log_mass);
+  void Plan(DecodePolicy& policy, int layer, int64_t head);
+  void Estimate(DecodePolicy& policy, const LayerStep& step);
   void Merge(std::span<const SparseSlot> slots);
-  void Account(const DecodePolicy& policy, std::span<const SparseSlot> slots, int64_t bytes_scanned,
-               int64_t bytes_estimated);
-  void AccountMass(const DecodePolicy& policy, size_t slot_index, AttentionAccount* account) const;
+
+  // sparse_certify.cc: intervals of every head's unread share; heads above tolerance read more.
+  void Certify(DecodePolicy& policy, const LayerStep& step, std::span<const SparseSlot> slots);
+  void Bound(DecodePolicy& policy, const LayerStep& step);
+  bool NeedsMore(const ReadRule& rule, size_t head);
+  void ReadMore(const ReadRule& rule, const LayerStep& step, std::span<const SparseSlot> slots);
+
+  // sparse_account.cc: what was read, and where the mass went.
+  void Account(const DecodePolicy& policy, int layer, std::span<const SparseSlot> slots) const;
+  void AccountHead(const DecodePolicy& policy, size_t head, AttentionAccount* account,
+                   HeadAccount* of_head) const;
+  void AccountMass(const DecodePolicy& policy, size_t head, int r, AttentionAccount* account,
+                   HeadAccount* of_head) const;
+  void AccountStatement(const DecodePolicy& policy, size_t head, int r,
+                        std::optional<double> estimate, AttentionAccount* account,
+                        HeadAccount* of_head) const;
 
   ThreadPool* pool_;
   const PageLayout* layout_ = nullptr;
@@ -65,12 +101,22 @@ class SparseDecode {
   std::vector<PageMasses> masses_;
   AlignedBuffer<float> mass_values_;
   AlignedBuffer<uint8_t> weights_;
-  std::vector<Head> heads_;             // [slots · K]
-  AlignedBuffer<float> log_mass_;       // [slots, H] of what was read
-  AlignedBuffer<float> rest_;           // [slots, H, D]
-  AlignedBuffer<float> rest_log_mass_;  // [slots, H]
+  std::vector<Head> heads_;                // [slots · K]
+  AlignedBuffer<float> log_mass_;          // [slots, H] of what was read
+  AlignedBuffer<float> rest_;              // [slots, H, D]
+  AlignedBuffer<float> rest_log_mass_;     // [slots, H]
+  std::vector<int64_t> residual_dropped_;  // [slots], query heads without an estimate
+  Bytes bytes_;                            // of all slots
+  std::vector<ShareInterval> shares_;      // [slots, H], certified
+  std::vector<size_t> open_;               // heads that are to be certified
+  std::vector<ReadHead> read_heads_;
+  std::vector<ShareInterval> open_shares_;
+  AlignedBuffer<float> more_;           // [open, R, D]
+  AlignedBuffer<float> more_log_mass_;  // [open, R]
   std::vector<DecodeQuery> queries_;
   DecodeWorkspace workspace_;
+  std::vector<CandidateQuery> candidate_queries_;
+  CandidateRead candidate_read_;
 };
 
 }  // namespace winnow

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,7 +34,7 @@ void AddTestFlags(CLI::App& command, BenchOptions& options) {
     command.add_option(name, values, help)
         ->type_name("N,...")
         ->delimiter(',')
-        ->check(CLI::Range(least, int64_t{1} << 30))
+        ->check(Between(least, int64_t{1} << 30))
         ->capture_default_str()
         ->group(group);
   };
@@ -43,11 +44,12 @@ void AddTestFlags(CLI::App& command, BenchOptions& options) {
   add_list("-b,--n-batch", options.batches, "Sequences that generate together", 1);
   command.add_option("-r,--repetitions", options.repetitions, "Times to repeat each test")
       ->type_name("N")
-      ->check(CLI::Range(1, 10000))
+      ->check(Between(1, 10000))
       ->capture_default_str()
       ->group(group);
   command.add_option("--seed", options.seed, "Seed of the random prompts")
       ->type_name("N")
+      ->check(Between(0, std::numeric_limits<int64_t>::max()))
       ->capture_default_str()
       ->group(group);
   command.add_option("--arm", options.arms, "How the context is read; may be given several times")
@@ -94,9 +96,11 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
           "--peer-fa off and --kv-type q8_0 exclude each other: llama.cpp reads a quantised KV "
           "cache only with flash attention");
   }
-  options.model_path = ResolveModelPath(flags.model.model);
+  const ModelFile model = ResolveModel(flags.model.model);
+  options.model_path = model.path;
   options.engine = ToEngineOptions(flags.model);
   options.engine.planes = ArmPlanes(options.arms);
+  options.engine.model_path = options.model_path;
   options.peer = flags.peer.empty() ? PeerChoice::kNone : flags.peer_attention;
 
   // Before the model is loaded, and it names what is wrong better than llama.cpp does.
@@ -118,8 +122,10 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
                });
   if (show_progress) WriteError("\r\033[K");
 
+  nlohmann::ordered_json rows_json = BenchToJson(rows);
+  for (nlohmann::ordered_json& row : rows_json) row["model_filename"] = model.name;
   Output output;
-  output.Write(json ? DumpJson(BenchToJson(rows), /*indent=*/true) + "\n" : BenchTable(rows));
+  output.Write(json ? DumpJson(rows_json, /*indent=*/true) + "\n" : BenchTable(rows));
   return output.ExitCode(0);
 }
 
@@ -134,6 +140,9 @@ void AddBenchCommand(CLI::App& app, CommandContext& context) {
   AddTestFlags(*command, flags->bench);
   AddPeerFlags(*command, *flags);
   AddJsonFlag(*command, context);
+  command->footer(
+      "Example: decoding behind short and long contexts, beside llama.cpp\n"
+      "  winnow bench -m model.gguf -d 0,4096 --peer llama.cpp");
   command->callback([flags, &context] {
     context.run = [flags, &context] { return RunBenchCommand(*flags, context.json); };
   });

@@ -249,7 +249,7 @@ ordered_json ResultJson(const CalibrationResult& result, const DecodeProfile& pr
 int Run(CalibrateFlags& flags, bool json) {
   CheckFlags(flags);
   const Halves books = ReadHalves(flags.text);
-  const ModelConfig config = ReadModelInfo(ResolveModelPath(flags.model.model)).config;
+  const ModelConfig config = ReadModelInfo(ResolveModel(flags.model.model).path).config;
   const std::vector<std::string> arms = CalibrationArms(flags.arms, config.n_layers);
   if (flags.model.kv_memory == 0) flags.model.kv_memory = PoolBytes(flags, config, arms);
   const LoadedModel loaded = LoadModel(flags.model, arms);

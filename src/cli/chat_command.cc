@@ -190,7 +190,7 @@ int Chat(const ChatFlags& flags, bool json) {
       Warn("the model has no chat template: plain completion");
     }
     if (isatty(STDIN_FILENO) == 1) {
-      Warn(fmt::format("{}, {} tokens of context; /help lists the commands", loaded.path,
+      Warn(fmt::format("{}, {} tokens of context; /help lists the commands", loaded.name,
                        FormatCount(context)));
     }
   }

@@ -55,6 +55,32 @@ TEST(EvalCommand, WrongFlagsAreRefusedBeforeTheModelIsLoaded) {
               AllOf(HasSubstr("keyvalue"), HasSubstr("--json"), HasSubstr("winnow eval")));
 }
 
+TEST(EvalCommand, EmptyValuesAreRefused) {
+  for (const char* flag : {"--task", "--text", "--jsonl", "--out", "--arm", "--length", "-m"}) {
+    ExpectUsageError(RunWinnow({"eval", flag, ""}), "winnow: ");
+  }
+  for (const char* flag : {"-p", "-f", "--arm", "-m"}) {
+    ExpectUsageError(RunWinnow({"compare", flag, ""}), "winnow: ");
+  }
+}
+
+TEST(EvalCommand, ResultsThatCannotBeWrittenAreAnError) {
+  for (const char* folder : {"/dev/null/results", "/proc/results"}) {
+    const Finished result =
+        Eval({"--task", "keyvalue", "--length", "1000", "--samples", "1", "--out", folder});
+    EXPECT_EQ(result.exit_code, 4) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(std::string("cannot make the folder ") + folder));
+  }
+  const fs::path folder = fs::path(WriteFile("x", "")).parent_path() / "full";
+  fs::create_directories(folder);
+  fs::create_symlink("/dev/full", folder / "results.json");
+  const Finished full = Eval({"--task", "keyvalue", "--length", "1000", "--samples", "1", "--json",
+                              "--out", folder.string()});
+  EXPECT_EQ(full.exit_code, 4) << full.err;
+  EXPECT_THAT(full.err, HasSubstr("results.json: No space left"));
+  EXPECT_EQ(json::parse(full.out).at("schema"), "winnow.eval/1");
+}
+
 TEST(EvalCommand, BadInputIsNamed) {
   const auto expect = [](const std::vector<std::string>& args, const std::string& message) {
     const Finished result = Eval(args);
@@ -134,10 +160,27 @@ TEST(CompareCommand, ShowsArmsSideBySide) {
   const Finished table = RunWinnow(Tiny("compare", {"-p", "Say something.", "-n", "6"}));
   EXPECT_THAT(table.out,
               AllOf(HasSubstr("--- dense"), HasSubstr("--- auto"), HasSubstr("ms/token")));
+  EXPECT_TRUE(object.at("complete").get<bool>());
   EXPECT_EQ(RunWinnow(Tiny("compare", {})).exit_code, 3);
+  const Finished bytes = RunWinnow(Tiny("compare", {"-p", "caf\xe9"}));
+  EXPECT_EQ(bytes.exit_code, 3);
+  EXPECT_THAT(bytes.err, HasSubstr("the question is not UTF-8"));
 }
 
 class EvalWithModel : public WithModel {};
+
+TEST_F(EvalWithModel, AnInterruptedComparisonIsStillJson) {
+  ChildProcess child(
+      Args("compare", {"-p", "x", "--json", "-f", WriteFile("long.txt", Prose(5000))}),
+      testing::ErrorStream::kTerminal);
+  ASSERT_TRUE(child.WaitForError("reading"));
+  child.Signal(SIGINT);
+  const Finished result = child.Finish();
+  EXPECT_EQ(result.exit_code, 130);
+  const json object = json::parse(result.out);
+  EXPECT_FALSE(object.at("complete").get<bool>());
+  EXPECT_TRUE(object.at("arms").empty());
+}
 
 TEST_F(EvalWithModel, FindsNeedlesInABook) {
   const auto book = testing::SharedDataPath("sherlock_holmes.txt");

@@ -62,6 +62,12 @@ TEST(Inspect, ShowsWhatItCanOfAModelThatCannotBeRun) {
   ExpectRefused(WithLayers(good, 0), "'llama.block_count' is 0");
   ExpectRefused(TinyModel("mamba.gguf", {.architecture = "mamba"}), "'mamba' is not known");
   ExpectRefused(TinyModel("lacking.gguf", {.omit = {"llama.context_length"}}), "lacks");
+  for (const char* tensor : {"blk.1.attn_v.weight", "blk.0.ffn_norm.weight", "output.weight"}) {
+    ExpectRefused(TinyModel("misshapen.gguf", {.misshape = tensor}), tensor);
+  }
+  ExpectRefused(TinyModel("typed.gguf", {.value_weight_type = "f64"}), "of type f64");
+  ExpectRefused(TinyModel("holed.gguf", {.omit = {"blk.2.ffn_up.weight"}}), "is missing");
+  ExpectRefused(TinyModel("more.gguf", {.extra_tensor = "blk.0.attn_q.scale"}), "no place");
   const std::string experts = TinyModel("experts.gguf", {.expert_count = 8});
   ExpectRefused(experts, "mixtures of experts");
 

@@ -19,6 +19,7 @@ using ::testing::Not;
 using ::winnow::testing::ChildProcess;
 using ::winnow::testing::DefaultModelPath;
 using ::winnow::testing::ErrorStream;
+using ::winnow::testing::ExpectUsageError;
 using ::winnow::testing::Finished;
 using ::winnow::testing::Prose;
 using ::winnow::testing::RunWinnow;
@@ -37,9 +38,20 @@ TEST(BadInput, Models) {
     }
   };
   expect("/no/such/model.gguf", "/no/such/model.gguf");
-  expect("synthetic:llama-3.1-8b", "not part of this version");
   expect(WriteFile("text.gguf", "This is not a model.\n"), "text.gguf");
   expect(WriteFile("empty.gguf", ""), "empty.gguf");
+}
+
+TEST(SyntheticModel, RunsAndIsNamedWhatItIs) {
+  const std::string name = "synthetic:smollm2-135m,layers=1";
+  const Finished run = RunWinnow({"run", "-m", name, "-p", "x", "-n", "2", "-c", "64", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(json::parse(run.out).at("model"), name);
+  EXPECT_THAT(run.err, HasSubstr("random weights"));
+  const Finished inspect = RunWinnow({"inspect", "-m", name, "--json"});
+  EXPECT_EQ(json::parse(inspect.out).at("model"), name);
+  EXPECT_EQ(json::parse(inspect.out).at("layers"), 1);
+  ExpectUsageError(RunWinnow({"inspect", "-m", "synthetic:gpt-9"}), "known: smollm2-135m");
 }
 
 TEST(BadInput, BrokenModels) {

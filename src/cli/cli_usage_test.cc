@@ -39,14 +39,14 @@ TEST(Usage, HelpAndVersionSucceed) {
 }
 
 TEST(Usage, WrongCommandsAndFlagsOfferTheNearest) {
-  ExpectUsageError(RunWinnow({}), "--help");
+  ExpectUsageError(RunWinnow({}), "a command is missing: run, chat, inspect");
   ExpectUsageError(RunWinnow({"rum", "-p", "x"}), "did you mean 'run'?");
   ExpectUsageError(RunWinnow({"run", "--treads", "2"}), "did you mean '--threads'?");
   ExpectUsageError(RunWinnow({"run", "--max-token=3"}), "did you mean '--max-tokens'?");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--arm", "dence"}), "did you mean 'dense'?");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--peer", "llama.cp"}),
                    "did you mean 'llama.cpp'?");
-  ExpectUsageError(RunWinnow({"bench", "--peer", "llama.cp"}), "did you mean 'llama.cpp'?");
+  ExpectUsageError(RunWinnow({"bench", "--peer", "llama"}), "did you mean 'llama.cpp'?");
   // Before the model is looked for.
   ExpectUsageError(RunWinnow({"bench", "-m", "/no/such", "--arm", "dence"}),
                    "did you mean 'dense'?");
@@ -60,6 +60,14 @@ TEST(Usage, WrongValuesAreNamed) {
     ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-memory", size}), "--kv-memory");
   }
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--repeat-last-n", "-2"}), "--repeat-last-n");
+  ExpectUsageError(RunWinnow({"run", "-p", "x", "--top-k", "-3"}), "--top-k");
+  for (const char* command : {"run", "bench", "eval"}) {
+    ExpectUsageError(RunWinnow({command, "--seed", "-1"}), "--seed: Value -1 not in range 0 to");
+  }
+  ExpectUsageError(RunWinnow({"inspect", "-m", "x", "y"}), "exclude each other");
+  const Finished stop = RunWinnow({"run", "-m", "/no/such", "-p", "x", "--stop", "caf\xe9"});
+  EXPECT_EQ(stop.exit_code, 3);
+  EXPECT_THAT(stop.err, HasSubstr("the stop string is not UTF-8"));
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--kv-type", "f61"}), "f61");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--temp", "-1", "--top-p", "2"}), "top");
   ExpectUsageError(RunWinnow({"run", "-p", "x", "--prompt-file", "y"}), "--prompt-file");

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "cli/auto_profile.h"
+#include "cli/output.h"
 #include "core/error.h"
 #include "model/model_info.h"
+#include "model/synthetic.h"
 #include "policy/arm.h"
 #include "policy/nearest_name.h"
 
@@ -131,8 +133,10 @@ std::vector<std::string> PeerNames() { return {"llama.cpp"}; }
 void AddModelFlags(CLI::App& command, ModelFlags& flags) {
   const std::string group = "Model";
   command
-      .add_option("-m,--model", flags.model,
-                  "GGUF file; 'default' is the small model that `make deps` brings")
+      .add_option(
+          "-m,--model", flags.model,
+          "GGUF file; 'default' is the small model that `make deps` brings, synthetic:SHAPE one "
+          "of random weights, to measure speed")
       ->type_name("PATH")
       ->check(NotEmpty())
       ->capture_default_str()
@@ -177,17 +181,18 @@ EngineOptions ToEngineOptions(const ModelFlags& flags) {
   return options;
 }
 
-std::string ResolveModelPath(const std::string& name) {
-  if (name.starts_with("synthetic:")) {
-    Throw(ErrorKind::kInput,
-          "'{}': synthetic models are not part of this version; give a GGUF file with -m", name);
+ModelFile ResolveModel(const std::string& name) {
+  if (IsSyntheticName(name)) {
+    ModelFile model{.path = MakeSyntheticModel(name), .name = name};
+    Warn(name + ": random weights, made for measurements of speed; what it answers means nothing");
+    return model;
   }
-  if (name != "default") return name;
+  if (name != "default") return {.path = name, .name = name};
   std::vector<std::string> looked_in;
   for (const fs::path& folder : ModelFolders()) {
     const fs::path path = folder / kDefaultModelFile;
     std::error_code ignored;
-    if (fs::exists(path, ignored)) return path.string();
+    if (fs::exists(path, ignored)) return {.path = path.string(), .name = path.string()};
     looked_in.push_back(folder.string());
   }
   Throw(ErrorKind::kInput,
@@ -212,7 +217,10 @@ LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& a
   EngineOptions engine_options = ToEngineOptions(flags);
   engine_options.planes = ArmPlanes(arms);
   LoadedModel loaded;
-  loaded.path = ResolveModelPath(flags.model);
+  const ModelFile model = ResolveModel(flags.model);
+  loaded.path = model.path;
+  loaded.name = model.name;
+  engine_options.model_path = loaded.path;
   // Names what is wrong better than llama.cpp does.
   const ModelConfig config = ReadModelInfo(loaded.path).config;
   loaded.pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : DefaultThreads());

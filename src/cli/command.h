@@ -69,6 +69,7 @@ EngineOptions ToEngineOptions(const ModelFlags& flags);
 
 struct LoadedModel {
   std::string path;
+  std::string name;  // what outputs call it: the path, or "synthetic:…"
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Backbone> backbone;
@@ -76,10 +77,15 @@ struct LoadedModel {
   std::unique_ptr<Engine> engine;  // last: it refers to the others
 };
 
-// The GGUF file that `name` stands for: a path as it is; "default": the model that `make deps`
-// brings. Throws Error(kInput) if there is no default model, or for "synthetic:…", which this
-// version lacks.
-std::string ResolveModelPath(const std::string& name);
+struct ModelFile {
+  std::string path;
+  std::string name;  // as in LoadedModel
+};
+
+// The GGUF file that the value of -m stands for: a path as it is; "default": the model that `make
+// deps` brings; "synthetic:…": one that is made here (model/synthetic.h), with a warning that says
+// so. Throws Error(kInput) if there is no default model, and what MakeSyntheticModel throws.
+ModelFile ResolveModel(const std::string& name);
 
 // Whether one of the arms is auto. Throws Error(kUsage) for --profile or --break-even if none is.
 bool WantsAuto(const ModelFlags& flags, const std::vector<std::string>& arms);

@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
+#include "core/byte_size.h"
 #include "core/error.h"
 #include "eval/arm_runs.h"
 #include "eval/report.h"
@@ -75,12 +76,12 @@ std::string Table(const std::vector<ArmRun>& runs) {
                        "ms/token");
   for (const ArmRun& run : runs) {
     const AttentionAccount& read = run.result.ledger.decode.attention;
-    table += fmt::format(
-        "{:<{}}{:>12}{}{:>14}{:>14}{:>12}{:>10}{:>10.1f}\n", run.arm, width,
-        run.first_difference ? std::to_string(*run.first_difference) : "-", FidelityCells(run),
-        FormatCount(read.tokens_read), FormatCount(read.tokens_resident),
-        FormatBytes(static_cast<uint64_t>(read.bytes_read)), FormatSeconds(run.result.ttft_seconds),
-        run.result.SecondsPerToken() * 1e3);
+    table +=
+        fmt::format("{:<{}}{:>12}{}{:>14}{:>14}{:>12}{:>10}{:>10.1f}\n", run.arm, width,
+                    run.first_difference ? std::to_string(*run.first_difference) : "-",
+                    FidelityCells(run), FormatCount(read.tokens_read),
+                    FormatCount(read.tokens_resident), FormatBytes(read.bytes_read),
+                    FormatSeconds(run.result.ttft_seconds), run.result.SecondsPerToken() * 1e3);
   }
   return table;
 }
@@ -95,7 +96,7 @@ EvalSample MakeSample(const CompareFlags& flags, const Prompt& prompt, int64_t c
 
 int Run(const CompareFlags& flags, bool json) {
   const std::vector<std::string> arms = ReferenceFirst(flags.arms);
-  const std::string question = flags.question == "-" ? ReadTextFile("-") : flags.question;
+  const std::string question = ReadQuestion(flags.question);
   const DocumentSet set = ReadDocuments(flags.prompt);
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
@@ -105,38 +106,42 @@ int Run(const CompareFlags& flags, bool json) {
       BuildPrompt(*loaded.tokenizer, set.documents, question, ToPromptOptions(flags.prompt));
   const EvalSample sample = MakeSample(flags, prompt, loaded.engine->context_tokens());
 
-  std::optional<std::vector<ArmRun>> runs;
+  std::vector<ArmRun> runs;  // what was finished
+  bool complete = false;
   int signal = 0;
   {
     ProgressBar progress(!flags.quiet);
     const InterruptScope interrupts;
-    runs = RunArms(loaded.engine.get(), sample, arms, {.fresh_prefill = true},
-                   {.should_stop = [&] { return interrupts.Pending() != 0; },
-                    .on_prefill = [&](const PrefillProgress& p) { progress.Update(p); }});
+    complete = RunArms(loaded.engine.get(), sample, arms, {.fresh_prefill = true},
+                       {.should_stop = [&] { return interrupts.Pending() != 0; },
+                        .on_run = [&](const ArmRun& run) { runs.push_back(run); },
+                        .on_prefill = [&](const PrefillProgress& p) { progress.Update(p); }})
+                   .has_value();
     signal = interrupts.Pending();
   }
-  if (!runs.has_value()) return 128 + signal;
+  if (!complete) Warn("stopped: what was finished is shown");
   Output output;
   if (json) {
     ordered_json list = ordered_json::array();
-    for (const ArmRun& run : *runs) list.push_back(ToJson(run));
+    for (const ArmRun& run : runs) list.push_back(ToJson(run));
     output.Write(DumpJson({{"schema", "winnow.compare/1"},
-                           {"model", loaded.path},
+                           {"model", loaded.name},
                            {"chat_template", prompt.used_chat_template},
                            {"prompt_tokens", prompt.tokens.size()},
+                           {"complete", complete},
                            {"arms", std::move(list)}},
                           /*indent=*/true) +
                  "\n");
-  } else {
-    output.Write(Table(*runs));
+  } else if (!runs.empty()) {
+    output.Write(Table(runs));
   }
   int exit_code = 0;
-  for (const ArmRun& run : *runs) {
+  for (const ArmRun& run : runs) {
     if (run.result.finish_reason != FinishReason::kFailed) continue;
     exit_code = DescribeError(run.result.error_kind).exit_code;
     Warn(fmt::format("{}: {}", run.arm, run.error));
   }
-  return output.ExitCode(exit_code);
+  return output.ExitCode(complete ? exit_code : 128 + signal);
 }
 
 }  // namespace
@@ -145,11 +150,7 @@ void AddCompareCommand(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<CompareFlags>();
   CLI::App* command =
       app.add_subcommand("compare", "Answer one question under several arms, side by side");
-  command
-      ->add_option("-p,--prompt", flags->question,
-                   "The question, or '-' to read it from standard input")
-      ->type_name("TEXT")
-      ->group("Prompt");
+  AddQuestionFlag(*command, flags->question);
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
   AddAutoFlags(*command, flags->model);
@@ -169,8 +170,9 @@ void AddCompareCommand(CLI::App& app, CommandContext& context) {
   AddJsonFlag(*command, context);
   command->add_flag("-q,--quiet", flags->quiet, "No progress bar")->group("Output");
   command->footer(
-      "Example: what does the default arm change?\n"
-      "  winnow compare -m model.gguf -f notes/ -p \"When does the contract end?\" --arm auto");
+      "Example: what does reading less change?\n"
+      "  winnow compare -m model.gguf -f notes/ -p \"When does the contract end?\" \\\n"
+      "      --arm select=sketch,residual=sketch");
   command->callback(
       [flags, &context] { context.run = [flags, &context] { return Run(*flags, context.json); }; });
 }

@@ -6,8 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -59,13 +62,15 @@ class ResultFolder {
             samples.string());
     }
     fs::create_directories(path, error);
-    if (error) Throw(ErrorKind::kInput, "{}: cannot be made: {}", path, error.message());
+    if (error) Throw(ErrorKind::kResource, "cannot make the folder {}: {}", path, error.message());
+    errno = 0;
     samples_.open(samples, std::ios::binary);
     Check(samples_, samples);
   }
 
   void AddSample(const ordered_json& line) {
     if (path_.empty()) return;
+    errno = 0;
     samples_ << DumpJson(line, /*indent=*/false) << '\n' << std::flush;
     Check(samples_, fs::path(path_) / "samples.jsonl");
   }
@@ -73,6 +78,7 @@ class ResultFolder {
   void WriteResults(const ordered_json& results) {
     if (path_.empty()) return;
     const fs::path file = fs::path(path_) / "results.json";
+    errno = 0;
     std::ofstream stream(file, std::ios::binary);
     stream << DumpJson(results, /*indent=*/true) << '\n' << std::flush;
     Check(stream, file);
@@ -80,7 +86,9 @@ class ResultFolder {
 
  private:
   static void Check(const std::ofstream& stream, const fs::path& path) {
-    if (!stream) Throw(ErrorKind::kResource, "cannot write {}", path.string());
+    if (stream) return;
+    Throw(ErrorKind::kResource, "cannot write {}: {}", path.string(),
+          errno == 0 ? "unknown cause" : std::strerror(errno));
   }
 
   std::string path_;
@@ -234,12 +242,18 @@ int Run(const EvalFlags& flags, bool json) {
              }});
     signal = interrupts.Pending();
   }
-  const ordered_json results = Results(flags, loaded.path, evaluation, report, complete);
-  folder.WriteResults(results);
+  const ordered_json results = Results(flags, loaded.name, evaluation, report, complete);
+  int exit_code = complete ? 0 : 128 + signal;
+  try {
+    folder.WriteResults(results);
+  } catch (const Error& error) {  // they are printed all the same
+    Warn(error.what());
+    exit_code = DescribeError(error.kind()).exit_code;
+  }
   if (!complete) Warn("stopped: what was finished is reported");
   Output output;
   output.Write(json ? DumpJson(results, /*indent=*/true) + "\n" : report.Table());
-  return output.ExitCode(complete ? 0 : 128 + signal);
+  return output.ExitCode(exit_code);
 }
 
 std::string TaskHelp() {
@@ -277,11 +291,13 @@ void AddTaskFlags(CLI::App& command, EvalFlags& flags) {
   command
       .add_option("--text", flags.text, "Books to hide needles in and to continue: files, folders")
       ->type_name("FILE|DIR")
+      ->check(NotEmpty())
       ->group(group);
   command
       .add_option("--jsonl", flags.jsonl,
                   "Samples from a file in kvpress's columns: context, question, answer, ...")
       ->type_name("FILE")
+      ->check(NotEmpty())
       ->group(group);
   command.add_option("--continuation", flags.continuation, "Tokens that the task book goes on for")
       ->type_name("TOKENS")
@@ -290,6 +306,7 @@ void AddTaskFlags(CLI::App& command, EvalFlags& flags) {
       ->group(group);
   command.add_option("--seed", flags.seed, "Seed of the samples and of the bootstrap")
       ->type_name("N")
+      ->check(Between(0, std::numeric_limits<int64_t>::max()))
       ->capture_default_str()
       ->group(group);
   AddNoChatTemplateFlag(command, flags.no_chat_template, group);
@@ -323,12 +340,14 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
   command
       ->add_option("--out", flags->out, "Folder for samples.jsonl and results.json (docs/json.md)")
       ->type_name("DIR")
+      ->check(NotEmpty())
       ->group("Output");
   command->add_flag("-q,--quiet", flags->quiet, "No progress")->group("Output");
   command->footer(TaskHelp() +
-                  "\nExample: is auto as good as dense at finding needles?\n"
+                  "\nExample: does reading less still find needles?\n"
                   "  winnow eval -m model.gguf --text book.txt --task needle,multikey "
-                  "--length 4096,7000 --arm auto");
+                  "--length 4096,7000 \\\n"
+                  "      --arm select=sketch,residual=sketch");
   command->callback(
       [flags, &context] { context.run = [flags, &context] { return Run(*flags, context.json); }; });
 }

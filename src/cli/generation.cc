@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -21,6 +22,14 @@ void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& gro
       .add_flag("--no-chat-template", flag,
                 "Plain completion, even if the model has a chat template")
       ->group(group);
+}
+
+void AddQuestionFlag(CLI::App& command, std::string& question) {
+  command
+      .add_option("-p,--prompt", question, "The question, or '-' to read it from standard input")
+      ->type_name("TEXT")
+      ->check(NotEmpty())
+      ->group("Prompt");
 }
 
 void AddPromptFlags(CLI::App& command, PromptFlags& flags) {
@@ -72,8 +81,9 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
   command
       .add_option(
           "--arm", flags.arm,
-          "How the context is read: dense (all of it), auto (what the model's profile says, "
-          "dense where that does not pay), or policies (docs/cli.md)")
+          "How the context is read: auto (what the model's profile says, dense where that does not "
+          "pay), dense (all of it), or policies such as select=sketch,residual=sketch "
+          "(docs/cli.md lists them)")
       ->type_name("ARM")
       ->capture_default_str()
       ->group(group);
@@ -81,13 +91,18 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
   const std::string sampler = "Sampling (greedy unless --temp is above 0)";
   SamplingParams& sampling = flags.sampling;
   const auto add = [&](const char* name, auto& value, const char* type, const char* help) {
-    command.add_option(name, value, help)->type_name(type)->capture_default_str()->group(sampler);
+    return command.add_option(name, value, help)
+        ->type_name(type)
+        ->capture_default_str()
+        ->group(sampler);
   };
   add("--temp", sampling.temperature, "X", "Temperature; 0 always takes the likeliest token");
-  add("--top-k", sampling.top_k, "N", "Draw from the N likeliest tokens; 0: off");
+  add("--top-k", sampling.top_k, "N", "Draw from the N likeliest tokens; 0: off")
+      ->check(Between(0, 1 << 30));
   add("--top-p", sampling.top_p, "P", "Draw from the likeliest tokens that hold P in all; 1: off");
   add("--min-p", sampling.min_p, "P", "Leave out tokens below P times the likeliest; 0: off");
-  add("--seed", sampling.seed, "N", "Seed: the same one gives the same answer");
+  add("--seed", sampling.seed, "N", "Seed: the same one gives the same answer")
+      ->check(Between(0, std::numeric_limits<uint32_t>::max()));
   add("--repeat-penalty", sampling.repeat_penalty, "X", "Divides logits of recent tokens; 1: off");
   command
       .add_option("--repeat-last-n", sampling.penalty_last_n,
@@ -104,6 +119,7 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
 
 void Validate(const GenerationFlags& flags) {
   ParseArm(flags.arm);
+  for (const std::string& stop : flags.stop) CheckUtf8(stop, "the stop string");
   flags.sampling.Validate();
 }
 
@@ -132,6 +148,12 @@ std::string ReadTextFile(const std::string& path) {
   if (text.ends_with('\n')) text.pop_back();
   if (text.ends_with('\r')) text.pop_back();
   return text;
+}
+
+std::string ReadQuestion(const std::string& flag) {
+  if (flag == "-") return ReadTextFile("-");
+  CheckUtf8(flag, "the question");
+  return flag;
 }
 
 std::string ReadChatTemplate(const PromptFlags& flags) {

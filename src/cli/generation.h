@@ -27,6 +27,9 @@ struct PromptFlags {
 
 void AddNoChatTemplateFlag(CLI::App& command, bool& flag, const std::string& group);
 
+// Adds -p; ReadQuestion reads what it names.
+void AddQuestionFlag(CLI::App& command, std::string& question);
+
 // Adds -f, --strict, --system, --chunk-tokens, --no-chat-template and --chat-template.
 void AddPromptFlags(CLI::App& command, PromptFlags& flags);
 
@@ -42,8 +45,8 @@ inline constexpr int64_t kDefaultMaxTokens = 512;
 // Adds -n, --stop, --arm and the sampler's flags.
 void AddGenerationFlags(CLI::App& command, GenerationFlags& flags);
 
-// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range: before anything is
-// loaded.
+// Throws Error(kUsage) for an unknown arm or a sampling parameter out of range, Error(kInput) for a
+// stop string that is not UTF-8: before anything is loaded.
 void Validate(const GenerationFlags& flags);
 
 // Reads the documents and warns on stderr about each file left out. Throws Error(kInput) as
@@ -53,6 +56,9 @@ DocumentSet ReadDocuments(const PromptFlags& flags);
 // A whole file of UTF-8 text, or standard input for "-"; without a byte-order mark and its last
 // line end. Throws Error(kInput) if it cannot be read or is not UTF-8.
 std::string ReadTextFile(const std::string& path);
+
+// What -p gives: the text itself, or standard input for "-". Throws as ReadTextFile.
+std::string ReadQuestion(const std::string& flag);
 
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
 std::string ReadChatTemplate(const PromptFlags& flags);

@@ -14,11 +14,13 @@
 #include "cli/auto_profile.h"
 #include "cli/output.h"
 #include "cli/user_cache.h"
+#include "core/byte_size.h"
 #include "core/error.h"
 #include "kv/page_layout.h"
 #include "model/architecture.h"
 #include "model/gguf_file.h"
 #include "model/model_info.h"
+#include "model/weights.h"
 #include "text/tokenizer.h"
 
 namespace winnow {
@@ -58,14 +60,6 @@ bool Try(std::string& refusal, Read read) {
     if (refusal.empty()) refusal = error.what();
     return false;
   }
-}
-
-// A model whose metadata promises more layers, or fewer, reads well and fails when it is loaded.
-void CheckLayers(const GgufFile& file, const ModelConfig& config) {
-  const int64_t layers = LayersOfTensors(file);
-  if (layers == config.n_layers) return;
-  Throw(ErrorKind::kInput, "{}: the metadata says {} layers, the tensors make up {}", file.path(),
-        config.n_layers, layers);
 }
 
 Shape ShapeOf(const ModelConfig& config) {
@@ -108,7 +102,7 @@ Inspection ReadInspection(const std::string& path) {
   inspection.has_config = Try(refusal, [&] { inspection.info.config = ReadModelConfig(file); });
   if (inspection.has_config) {
     inspection.shape = ShapeOf(inspection.info.config);
-    Try(refusal, [&] { CheckLayers(file, inspection.info.config); });
+    Try(refusal, [&] { CheckTensors(file, inspection.info.config); });
   }
   CountTensors(file, &inspection.info);
   const auto text = [&](const char* key) {
@@ -125,9 +119,9 @@ Inspection ReadInspection(const std::string& path) {
 }
 
 // What runs with the default flags have measured on this machine; nothing is measured here.
-void ReadSparsity(Inspection* inspection) {
+void ReadSparsity(const std::string& file, Inspection* inspection) {
   const UserCache cache;
-  const auto found = FindProfile("", inspection->path, inspection->info.config, cache);
+  const auto found = FindProfile("", file, inspection->info.config, cache);
   if (!found.has_value()) {
     inspection->sparsity = "not known: there is no profile (winnow calibrate makes one)";
     return;
@@ -296,7 +290,7 @@ void DescribeKvCache(const ModelConfig& config, Description& out) {
             ? fmt::format("{:<6}not possible with heads of {}", name, config.head_dim)
             : fmt::format("{:<6}{:>8} bytes a token, {:>8} for the whole context", name,
                           FormatCount(*bytes * config.n_layers),
-                          FormatBytes(static_cast<uint64_t>(ContextBytes(config, *bytes))));
+                          FormatBytes(ContextBytes(config, *bytes)));
     out.Line(std::exchange(label, ""), cost);
   }
 }
@@ -310,7 +304,7 @@ std::string Describe(const Inspection& inspection) {
   if (!inspection.name.empty()) out.Line("name", inspection.name);
   out.Line("architecture", inspection.architecture);
   out.Line("parameters", fmt::format("{} in a file of {}", FormatCount(info.parameters),
-                                     FormatBytes(static_cast<uint64_t>(info.file_bytes))));
+                                     FormatBytes(info.file_bytes)));
   out.Line("context", CountOrUnknown(shape.context_length) + " tokens");
   out.Line("layers", DescribeLayers(inspection));
   out.Line("attention",
@@ -323,8 +317,7 @@ std::string Describe(const Inspection& inspection) {
   for (const auto& [name, count] : TypesBySize(info)) {
     out.Line(std::exchange(label, ""),
              fmt::format("{:<6}{:>5} tensors {:>15} parameters {:>10}", name, count.tensors,
-                         FormatCount(count.parameters),
-                         FormatBytes(static_cast<uint64_t>(count.bytes))));
+                         FormatCount(count.parameters), FormatBytes(count.bytes)));
   }
   if (inspection.has_config) DescribeKvCache(info.config, out);
   out.Line("chat template", inspection.has_chat_template ? "yes" : "none: plain completion");
@@ -333,8 +326,10 @@ std::string Describe(const Inspection& inspection) {
 }
 
 int Inspect(const std::string& model, bool json) {
-  Inspection inspection = ReadInspection(ResolveModelPath(model));
-  if (inspection.has_config) ReadSparsity(&inspection);
+  const ModelFile file = ResolveModel(model);
+  Inspection inspection = ReadInspection(file.path);
+  inspection.path = file.name;
+  if (inspection.has_config) ReadSparsity(file.path, &inspection);
   Output output;
   output.Write(json ? DumpJson(ToJson(inspection), /*indent=*/true) + "\n" : Describe(inspection));
   if (inspection.refusal.empty()) return output.ExitCode(0);
@@ -356,13 +351,13 @@ void AddInspectCommand(CLI::App& app, CommandContext& context) {
                           ->check(NotEmpty())
                           ->capture_default_str()
                           ->group("Model");
-  command->add_option("file", *model, "The same without -m")
-      ->type_name("PATH")
-      ->check(NotEmpty())
-      ->excludes(flag);
+  CLI::Option* file = command->add_option("file", *model, "The same without -m")
+                          ->type_name("PATH")
+                          ->check(NotEmpty());
   AddJsonFlag(*command, context);
   command->footer("Example:\n  winnow inspect model.gguf");
-  command->callback([model, &context] {
+  command->callback([model, flag, file, &context] {
+    if (*flag && *file) Throw(ErrorKind::kUsage, "-m and a file without it exclude each other");
     context.run = [model, &context] { return Inspect(*model, context.json); };
   });
 }

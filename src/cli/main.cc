@@ -18,6 +18,7 @@
 #include "cli/chat_command.h"
 #include "cli/command.h"
 #include "cli/compare_command.h"
+#include "cli/diagnose_command.h"
 #include "cli/eval_command.h"
 #include "cli/inspect_command.h"
 #include "cli/output.h"
@@ -54,6 +55,14 @@ bool WantsJson(const CLI::App& app) {
   }
 }
 
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
 // What a mistyped command is to be told, or "": CLI11 reports it as a missing one, and takes the
 // help flag after it for the program's.
 std::string UnknownCommand(const CLI::App& app) {
@@ -61,11 +70,8 @@ std::string UnknownCommand(const CLI::App& app) {
   if (!app.get_subcommands().empty() || extras.empty() || extras.front().starts_with('-')) {
     return "";
   }
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    names.push_back(command->get_name());
-  }
-  return fmt::format("unknown command '{}'{}", extras.front(), DidYouMean(extras.front(), names));
+  return fmt::format("unknown command '{}'{}", extras.front(),
+                     DidYouMean(extras.front(), CommandNames(app)));
 }
 
 void CollectFlags(const CLI::App& app, std::vector<std::string>& names) {
@@ -77,6 +83,10 @@ void CollectFlags(const CLI::App& app, std::vector<std::string>& names) {
 
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && extras.empty() &&
+      app.get_subcommands().empty()) {
+    return fmt::format("a command is missing: {}", Joined(CommandNames(app)));
+  }
   const bool about_extras =
       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr || app.get_subcommands().empty();
   if (!about_extras || extras.empty()) return error.what();
@@ -107,6 +117,7 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
   AddEvalCommand(app, context);
   AddCompareCommand(app, context);
   AddCalibrateCommand(app, context);
+  AddDiagnoseCommand(app, context);
   // After the commands, which would inherit it.
   app.footer(
       "Start here:\n"

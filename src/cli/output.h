@@ -46,7 +46,6 @@ ExitKind DescribeError(std::optional<ErrorKind> kind);  // none: an internal err
 nlohmann::ordered_json ErrorJson(std::string_view kind, std::string_view message);
 
 std::string FormatCount(int64_t n);         // "6,812"
-std::string FormatBytes(uint64_t bytes);    // "156 MiB", "1.2 GiB"
 std::string FormatSeconds(double seconds);  // "0.42 s", "73 s"
 
 // `text` as a terminal may show it: control characters (C0, DEL, C1), the separators and overrides

@@ -25,12 +25,7 @@ TEST(Format, Counts) {
   EXPECT_EQ(FormatCount(-123456), "-123,456");
 }
 
-TEST(Format, BytesAndSeconds) {
-  EXPECT_EQ(FormatBytes(0), "0 B");
-  EXPECT_EQ(FormatBytes(1023), "1023 B");
-  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
-  EXPECT_EQ(FormatBytes(uint64_t{156} << 20), "156 MiB");
-  EXPECT_EQ(FormatBytes(uint64_t{5} << 40), "5.0 TiB");
+TEST(Format, Seconds) {
   EXPECT_EQ(FormatSeconds(0.416), "0.42 s");
   EXPECT_EQ(FormatSeconds(73.04), "73.0 s");
 }

@@ -11,7 +11,6 @@
 #include "cli/generation.h"
 #include "cli/run_record.h"
 #include "core/error.h"
-#include "text/utf8.h"
 
 namespace winnow {
 namespace {
@@ -23,6 +22,7 @@ struct RunFlags {
   std::string question;
   std::string prompt_file;
   std::string peer;
+  std::string report = "summary";
   bool quiet = false;
 };
 
@@ -31,9 +31,7 @@ std::string Question(const RunFlags& flags) {
     Throw(ErrorKind::kUsage, "-p and --prompt-file exclude each other");
   }
   if (!flags.prompt_file.empty()) return ReadTextFile(flags.prompt_file);
-  if (flags.question == "-") return ReadTextFile("-");
-  CheckUtf8(flags.question, "the question");
-  return flags.question;
+  return ReadQuestion(flags.question);
 }
 
 // llama.cpp with its defaults on the same tokens, and as many decode steps as Winnow made.
@@ -119,7 +117,8 @@ int Run(const RunFlags& flags, bool json) {
   }
   if (json) {
     nlohmann::ordered_json object = {{"schema", "winnow.run/1"}};
-    object.update(ToJson(record));
+    object.update(
+        ToJson(record, flags.report == "full" ? LedgerDetail::kFull : LedgerDetail::kSummary));
     output.Write(DumpJson(object, /*indent=*/true) + "\n");
   } else if (!flags.quiet && !output.failed()) {
     WriteErrorLines("\n" + FormatTable(record));
@@ -133,12 +132,7 @@ int Run(const RunFlags& flags, bool json) {
 void AddRunCommand(CLI::App& app, CommandContext& context) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* command = app.add_subcommand("run", "Answer one question, over documents if given");
-  command
-      ->add_option("-p,--prompt", flags->question,
-                   "The question, or '-' to read it from standard input")
-      ->type_name("TEXT")
-      ->check(NotEmpty())
-      ->group("Prompt");
+  AddQuestionFlag(*command, flags->question);
   command->add_option("--prompt-file", flags->prompt_file, "Read the question from a file")
       ->type_name("FILE")
       ->check(NotEmpty())
@@ -149,6 +143,14 @@ void AddRunCommand(CLI::App& app, CommandContext& context) {
   AddAutoFlags(*command, flags->model);
   AddJsonFlag(*command, context);
   command->add_flag("-q,--quiet", flags->quiet, "No progress bar, no notes, no closing table")
+      ->group("Output");
+  command
+      ->add_option("--report", flags->report,
+                   "How much of a sparse answer's account --json holds: 'summary', or 'full' (also "
+                   "by layer and KV head, and by step)")
+      ->type_name("DETAIL")
+      ->transform(OneOf("detail", {"summary", "full"}))
+      ->capture_default_str()
       ->group("Output");
   command
       ->add_option("--peer", flags->peer,

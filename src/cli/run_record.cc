@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cli/output.h"
+#include "core/byte_size.h"
 #include "core/memory.h"
 #include "ledger/ledger.h"
 
@@ -80,7 +81,8 @@ std::vector<Row> Rows(const RunRecord& record) {
       {"time to first token", seconds(result.ttft_seconds), seconds(peer.ttft_seconds),
        Ratio(peer.ttft_seconds, result.ttft_seconds)},
       {"ms a token", per_token(tpot), per_token(peer_tpot), Ratio(peer_tpot, tpot)},
-      {"memory", FormatBytes(record.peak_rss_bytes), FormatBytes(peer.buffer_bytes), ""},
+      {"memory", FormatBytes(static_cast<int64_t>(record.peak_rss_bytes)),
+       FormatBytes(peer.buffer_bytes), ""},
       {"of it KV", FormatBytes(result.kv_bytes), FormatBytes(peer.kv_bytes), ""},
   };
   if (result.reused_tokens > 0) {
@@ -89,11 +91,40 @@ std::vector<Row> Rows(const RunRecord& record) {
   return rows;
 }
 
+std::string Percent(double part, double whole) {
+  return fmt::format("{:.3g} %", 100 * part / whole);
+}
+
+// Of the sparse layers: what was read, and what is known of the rest. Estimates and bounds are
+// called what they are.
+std::string SparseLine(const AttentionAccount& a) {
+  if (a.layers_sparse == 0) return "";
+  std::string line = fmt::format(
+      "decode read {} of the tokens, {} of the bytes",
+      Percent(static_cast<double>(a.tokens_read), static_cast<double>(a.tokens_resident)),
+      Percent(static_cast<double>(a.bytes_read), static_cast<double>(a.bytes_dense)));
+  if (a.mass_heads > 0) {
+    const auto heads = static_cast<double>(a.mass_heads);
+    line += fmt::format("; attention mass left out {}, stood for {} (estimates)",
+                        Percent(a.mass_dropped, heads), Percent(a.mass_estimated, heads));
+  }
+  const StatementAccount& statements = a.statements;
+  if (statements.intervals > 0) {
+    int64_t vacuous = 0;
+    for (int64_t count : statements.vacuous) vacuous += count;
+    const auto n = static_cast<double>(statements.intervals);
+    line += fmt::format("; unread mass bounded by {} (mean), {} of the bounds vacuous",
+                        Percent(statements.hi, n), Percent(static_cast<double>(vacuous), n));
+  }
+  if (a.mass_heads == 0 && statements.intervals == 0) line += "; the unread mass is not known";
+  return line + "\n";
+}
+
 }  // namespace
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {
-  return {.model = loaded.path,
+  return {.model = loaded.name,
           .arm = flags.arm,
           .auto_arm = loaded.auto_arm,
           .used_chat_template = prompt.used_chat_template,
@@ -102,7 +133,7 @@ RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, co
           .peak_rss_bytes = PeakRssBytes()};
 }
 
-ordered_json ToJson(const RunRecord& record) {
+ordered_json ToJson(const RunRecord& record, LedgerDetail detail) {
   const RequestResult& result = record.result;
   ordered_json skipped = ordered_json::array();
   for (const SkippedFile& file : record.skipped) {
@@ -126,8 +157,8 @@ ordered_json ToJson(const RunRecord& record) {
           {"peak_rss_bytes", record.peak_rss_bytes},
           {"documents", DocumentsJson(record.documents)},
           {"skipped", std::move(skipped)},
-          {"prefill", ToJson(result.ledger.prefill)},
-          {"decode", ToJson(result.ledger.decode)},
+          {"prefill", ToJson(result.ledger.prefill, detail)},
+          {"decode", ToJson(result.ledger.decode, detail)},
           {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)},
           {"peer_error", TextOrNull(record.peer_error)}};
 }
@@ -153,7 +184,7 @@ std::string FormatTable(const RunRecord& record) {
   if (!record.result.arm_reason.empty()) {
     table += fmt::format("arm: {} ({})\n", record.result.arm_resolved, record.result.arm_reason);
   }
-  return table;
+  return table + SparseLine(record.result.ledger.decode.attention);
 }
 
 }  // namespace winnow

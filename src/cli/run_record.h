@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/generation.h"
 #include "engine/request.h"
+#include "ledger/ledger.h"
 #include "text/document.h"
 #include "text/prompt.h"
 
@@ -45,9 +46,11 @@ RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, co
                      RequestResult result);
 
 // Schema winnow.run/1, without "schema" itself (a chat's turn holds the same keys).
-nlohmann::ordered_json ToJson(const RunRecord& record);
+nlohmann::ordered_json ToJson(const RunRecord& record,
+                              LedgerDetail detail = LedgerDetail::kSummary);
 
-// The table that ends `winnow run`: one column, or two and their ratio with a peer.
+// The table that ends `winnow run`: one column, or two and their ratio with a peer; below it, if
+// the answer did not read everything, what was read and how sure that was.
 std::string FormatTable(const RunRecord& record);
 
 }  // namespace winnow

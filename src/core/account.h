@@ -3,10 +3,134 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <vector>
 
 namespace winnow {
+
+// What solvers other than softmax did, by query head of layer-steps. The largest certificates say
+// how far from its optimum a head's readout Σ α_j u_j of keys, or of values, may be.
+struct SolverAccount {
+  int64_t problems = 0;
+  int64_t candidates = 0;  // summed, as iterations are
+  int64_t iterations = 0;
+  int64_t iterations_max = 0;
+  int64_t converged = 0;
+  int64_t not_finite = 0;         // of which what follows says nothing
+  double gap_max = 0;             // duality gap
+  double distance_max = 0;        // √g, or √(2G) of the entropic projection
+  double value_distance_max = 0;  // of the entropic one: rad(V)·√(2G/ε)
+  double eps_min = 0;             // ε that was solved for; 0: the plain projection
+  double eps_max = 0;
+
+  SolverAccount& operator+=(const SolverAccount& other) {
+    const bool had_eps = problems > not_finite;
+    const bool has_eps = other.problems > other.not_finite;
+    if (has_eps) eps_min = had_eps ? std::min(eps_min, other.eps_min) : other.eps_min;
+    eps_max = std::max(eps_max, other.eps_max);
+    problems += other.problems;
+    candidates += other.candidates;
+    iterations += other.iterations;
+    iterations_max = std::max(iterations_max, other.iterations_max);
+    converged += other.converged;
+    not_finite += other.not_finite;
+    gap_max = std::max(gap_max, other.gap_max);
+    distance_max = std::max(distance_max, other.distance_max);
+    value_distance_max = std::max(value_distance_max, other.value_distance_max);
+    return *this;
+  }
+};
+
+// What was stated of the unread shares of query heads of sparse layer-steps.
+struct StatementAccount {
+  static constexpr int kKinds = 5;  // policy/certify/statement.h: exact to estimate
+  static constexpr int kWidths = 62;
+
+  std::array<int64_t, kKinds> by_kind{};
+  std::array<int64_t, kKinds> vacuous{};  // of by_kind: they say no more than what always holds
+  int64_t not_finite = 0;                 // nothing could be stated
+
+  // Of the intervals: all but estimates.
+  int64_t intervals = 0;
+  double lo = 0;  // sum of their lower ends,
+  double hi = 0;  // and of the upper ones
+  double hi_max = 0;
+  double width_max = 0;
+  // By width: [0, 1e-6), then ten for each power of ten up to [10^-0.1, 1].
+  std::array<int64_t, kWidths> widths{};
+  // Intervals that the selector's estimate lies outside of: the estimate is wrong there.
+  int64_t estimate_outside = 0;
+
+  void AddInterval(double interval_lo, double interval_hi) {
+    const double width = interval_hi - interval_lo;
+    ++intervals;
+    lo += interval_lo;
+    hi += interval_hi;
+    hi_max = std::max(hi_max, interval_hi);
+    width_max = std::max(width_max, width);
+    const double bin = width < 1e-6 ? 0 : 1 + std::floor(10 * (std::log10(width) + 6));
+    ++widths[static_cast<size_t>(std::clamp(bin, 0.0, kWidths - 1.0))];
+  }
+  // A width that at least this share of the intervals does not exceed; 0 without intervals.
+  double WidthQuantile(double share) const {
+    double needed = share * static_cast<double>(intervals);
+    for (int bin = 0; bin < kWidths; ++bin) {
+      needed -= static_cast<double>(widths[bin]);
+      if (needed <= 0) return std::min(width_max, std::pow(10.0, bin / 10.0 - 6));
+    }
+    return width_max;
+  }
+  StatementAccount& operator+=(const StatementAccount& other) {
+    for (int kind = 0; kind < kKinds; ++kind) {
+      by_kind[kind] += other.by_kind[kind];
+      vacuous[kind] += other.vacuous[kind];
+    }
+    not_finite += other.not_finite;
+    intervals += other.intervals;
+    lo += other.lo;
+    hi += other.hi;
+    hi_max = std::max(hi_max, other.hi_max);
+    width_max = std::max(width_max, other.width_max);
+    for (int bin = 0; bin < kWidths; ++bin) widths[bin] += other.widths[bin];
+    estimate_outside += other.estimate_outside;
+    return *this;
+  }
+};
+
+// One KV head of one layer, over its sparse steps; sums over the query heads of its group.
+struct HeadAccount {
+  int64_t steps = 0;
+  int64_t tokens_read = 0;
+  int64_t mass_heads = 0;  // query heads of steps, of which the three masses are sums of shares
+  double mass_exact = 0;
+  double mass_estimated = 0;
+  double mass_dropped = 0;
+  int64_t intervals = 0;
+  double lo = 0;
+  double hi = 0;
+  double hi_max = 0;
+  int64_t widened = 0;  // steps that read more than was asked for,
+  int64_t dense = 0;    // or everything
+
+  HeadAccount& operator+=(const HeadAccount& other) {
+    steps += other.steps;
+    tokens_read += other.tokens_read;
+    mass_heads += other.mass_heads;
+    mass_exact += other.mass_exact;
+    mass_estimated += other.mass_estimated;
+    mass_dropped += other.mass_dropped;
+    intervals += other.intervals;
+    lo += other.lo;
+    hi += other.hi;
+    hi_max = std::max(hi_max, other.hi_max);
+    widened += other.widened;
+    dense += other.dense;
+    return *this;
+  }
+};
 
 // What attention read, and what reading everything that is resident would have cost. Sums over
 // layers and sequences; tokens are means over the KV heads, which may read different ones.
@@ -17,6 +141,7 @@ struct AttentionAccount {
   int64_t bytes_dense = 0;
   int64_t bytes_scanned = 0;    // of bytes_read: summaries and sketches of keys
   int64_t bytes_estimated = 0;  // of bytes_read: what stood for unread tokens
+  int64_t bytes_certified = 0;  // of bytes_read: what bounded their mass
 
   int64_t layers_dense = 0;   // layer-steps that read everything without asking a selector
   int64_t layers_sparse = 0;  // the others
@@ -29,10 +154,52 @@ struct AttentionAccount {
   double mass_dropped_max = 0;  // the largest
   int64_t mass_heads = 0;
 
-  // By KV head of sparse layer-steps.
-  int64_t widened = 0;              // read more than the budget: estimated unread mass above tol
-  int64_t fallback_mass = 0;        // read everything: widening did not do
-  int64_t fallback_not_finite = 0;  // read everything: a score was not finite
+  // Likewise; kinds, bounds.
+  StatementAccount statements;
+
+  // By KV head of sparse layer-steps: what read more than the budget, what read everything, and
+  // what was left as it was (fallback=cap), by cause.
+  int64_t widened = 0;               // estimated unread mass above tol,
+  int64_t widened_certificate = 0;   // its certified upper end above tol
+  int64_t fallback_mass = 0;         // everything was read since widening did not do
+  int64_t fallback_certificate = 0;  // likewise
+  int64_t fallback_gap = 0;          // the best scores lie closer than the gap
+  int64_t fallback_not_finite = 0;   // a score or a bound was not finite
+  int64_t capped_mass = 0;
+  int64_t capped_certificate = 0;
+  int64_t capped_gap = 0;
+  // By query head of sparse layer-steps: nothing stood for the unread, since a guard fired.
+  int64_t residual_dropped = 0;
+
+  struct Fallback {
+    const char* name;  // in records
+    int64_t AttentionAccount::*count;
+  };
+  static const std::array<Fallback, 9>& Fallbacks() {
+    static constexpr std::array<Fallback, 9> kFallbacks = {
+        {{"widened", &AttentionAccount::widened},
+         {"widened_certificate", &AttentionAccount::widened_certificate},
+         {"fallback_mass", &AttentionAccount::fallback_mass},
+         {"fallback_certificate", &AttentionAccount::fallback_certificate},
+         {"fallback_gap", &AttentionAccount::fallback_gap},
+         {"fallback_not_finite", &AttentionAccount::fallback_not_finite},
+         {"capped_mass", &AttentionAccount::capped_mass},
+         {"capped_certificate", &AttentionAccount::capped_certificate},
+         {"capped_gap", &AttentionAccount::capped_gap}}};
+    return kFallbacks;
+  }
+
+  // By layer and KV head [L, K], up to the last sparse layer; empty without.
+  std::vector<HeadAccount> heads;
+  int64_t kv_heads = 0;  // K, if there are any
+
+  // Lets += of `other` do without memory.
+  void MakeRoomFor(const AttentionAccount& other) {
+    if (heads.size() < other.heads.size()) heads.resize(other.heads.size());
+    kv_heads = std::max(kv_heads, other.kv_heads);
+  }
+
+  SolverAccount solver;  // no mass is accounted for where it solved anything
 
   AttentionAccount& operator+=(const AttentionAccount& other) {
     tokens_read += other.tokens_read;
@@ -41,6 +208,7 @@ struct AttentionAccount {
     bytes_dense += other.bytes_dense;
     bytes_scanned += other.bytes_scanned;
     bytes_estimated += other.bytes_estimated;
+    bytes_certified += other.bytes_certified;
     layers_dense += other.layers_dense;
     layers_sparse += other.layers_sparse;
     mass_exact += other.mass_exact;
@@ -48,9 +216,12 @@ struct AttentionAccount {
     mass_dropped += other.mass_dropped;
     mass_dropped_max = std::max(mass_dropped_max, other.mass_dropped_max);
     mass_heads += other.mass_heads;
-    widened += other.widened;
-    fallback_mass += other.fallback_mass;
-    fallback_not_finite += other.fallback_not_finite;
+    statements += other.statements;
+    residual_dropped += other.residual_dropped;
+    solver += other.solver;
+    for (const Fallback& fallback : Fallbacks()) this->*fallback.count += other.*fallback.count;
+    MakeRoomFor(other);
+    for (size_t i = 0; i < other.heads.size(); ++i) heads[i] += other.heads[i];
     return *this;
   }
 };
@@ -63,6 +234,8 @@ struct StageSeconds {
   double score = 0;             // sparse decode: masses of pages
   double select = 0;            // which of them are read
   double attention = 0;         // reading them, or everything
+  double solve = 0;             // weights by another solver than softmax
+  double certify = 0;           // bounding the unread mass, and reading more where that asks for it
   double estimate = 0;          // standing for the rest
   double account = 0;           // writing down how much mass went where
   double attention_output = 0;  // output projection, MLP
@@ -79,6 +252,8 @@ struct StageSeconds {
                                       {"score", &StageSeconds::score},
                                       {"select", &StageSeconds::select},
                                       {"attention", &StageSeconds::attention},
+                                      {"solve", &StageSeconds::solve},
+                                      {"certify", &StageSeconds::certify},
                                       {"estimate", &StageSeconds::estimate},
                                       {"account", &StageSeconds::account},
                                       {"attention_output", &StageSeconds::attention_output},
@@ -109,5 +284,12 @@ class ScopedTimer {
   double& sink_;
   Clock::time_point start_;
 };
+
+// Runs a stage and adds its time to `sink`.
+template <class Stage>
+void Timed(double& sink, Stage stage) {
+  const ScopedTimer timer(sink);
+  stage();
+}
 
 }  // namespace winnow

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "core/byte_size.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -48,6 +51,32 @@ TEST(DType, BytesAndNames) {
   EXPECT_EQ(RowBytes(DType::kQ8_0, 64), 68u);
   for (DType d : {DType::kF32, DType::kF16, DType::kQ8_0}) EXPECT_EQ(ParseDType(DTypeName(d)), d);
   EXPECT_THROW(ParseDType("f8"), Error);
+}
+
+TEST(ByteSize, Words) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1024), "1.0 KiB");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(int64_t{156} << 20), "156 MiB");
+  EXPECT_EQ(FormatBytes((int64_t{1} << 30) - 1), "1.0 GiB");
+  EXPECT_EQ(FormatBytes(int64_t{5} << 40), "5.0 TiB");
+}
+
+TEST(ByteSize, DifferentCountsReadDifferently) {
+  using Pair = std::pair<std::string, std::string>;
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  EXPECT_EQ(FormatBytesApart(3 * kMiB, 2 * kMiB), Pair("3.0 MiB", "2.0 MiB"));
+  EXPECT_EQ(FormatBytesApart(3 * kMiB, 3 * kMiB), Pair("3.0 MiB", "3.0 MiB"));
+  EXPECT_EQ(FormatBytesApart(100 * kMiB + kMiB / 4, 100 * kMiB), Pair("100.2 MiB", "100.0 MiB"));
+  EXPECT_EQ(FormatBytesApart(kMiB + 40000, kMiB), Pair("1.04 MiB", "1.00 MiB"));
+  EXPECT_EQ(FormatBytesApart(kMiB + 1, kMiB), Pair("1048577 bytes", "1048576 bytes"));
+  for (int64_t bytes = 1; bytes < int64_t{1} << 60; bytes = bytes * 5 / 3 + 1) {
+    for (const int64_t more : {int64_t{1}, bytes / 10000, bytes / 500, bytes / 30}) {
+      const auto [a, b] = FormatBytesApart(bytes + more, bytes);
+      EXPECT_EQ(a == b, more == 0) << bytes << " and " << more << " more";
+    }
+  }
 }
 
 TEST(Hash, ChainsAndSeparates) {

@@ -112,6 +112,7 @@ DecodePolicy* Engine::Impl::PolicyOf(const Arm& arm) {
           "the arm '{}' needs copies or summaries of the keys that this engine's pages do not keep",
           arm.text);
   }
+  if (policy->residual != nullptr) policy->residual->Bind({config, options.model_path});
   return policies.emplace(arm.resolved, std::move(policy)).first->second.get();
 }
 
@@ -133,7 +134,7 @@ void Engine::Impl::HashPages(Sequence* sequence, int64_t n_tokens) {
 }
 
 void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
-  if (!options.prefix_reuse || sequence->request.on_prompt_logits) return;
+  if (!options.prefix_reuse || sequence->request.watches_prompt()) return;
   HashPages(sequence, n_tokens);
   prefixes.Insert(sequence->page_hashes, sequence->kv);
 }
@@ -166,7 +167,8 @@ void Engine::Impl::Finish(Sequence* sequence, FinishReason reason) {
   result.prompt_tokens = s.n_prompt();
   result.reused_tokens = s.n_reused;
   result.ledger = s.ledger;
-  result.kv_bytes = s.kv.allocated_pages() * layout.TotalBytes();
+  result.kv_bytes =
+      s.kv.allocated_pages() * layout.TotalBytes() + (s.memory == nullptr ? 0 : s.memory->bytes());
   const auto seconds = [](Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
   };
@@ -212,6 +214,9 @@ RequestId Engine::Submit(Request request) {
                                 impl_->config.vocabulary, static_cast<int>(impl_->context_tokens));
   impl_->sequences.back().policy = policy;
   impl_->sequences.back().arm_reason = std::move(choice.reason);
+  if (policy != nullptr && policy->residual != nullptr) {
+    impl_->sequences.back().memory = policy->residual->NewMemory();
+  }
   impl_->sequences.back().status = {.worst_case_pages = impl_->WorstCase(n_total),
                                     .n_prompt = n_prompt};
   return id;

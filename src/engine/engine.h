@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "core/dtype.h"
 #include "core/parallel.h"
@@ -28,6 +29,8 @@ struct EngineOptions {
   int64_t prefill_chunk = 512;  // tokens of a quantum
   int max_batch = 16;           // sequences that decode together
   bool prefix_reuse = true;
+  // Of the model's file, for arms that are trained for one model; empty: not from a file.
+  std::string model_path;
   PlaneSet planes;   // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
   AutoArm auto_arm;  // the pages also keep what it needs, where the context is long enough for it
 };
@@ -45,7 +48,8 @@ class Engine {
   // Error(kInput) if the prompt leaves no room for an answer in the context (both lengths, and what
   // to do; an answer that reaches the end of the context ends there, kContextFull);
   // Error(kResource) if its KV can never fit the pool (what would fit); Error(kUsage) for a bad arm
-  // or sampling parameter, and for an arm whose planes the pages do not keep.
+  // or sampling parameter, and for an arm whose planes the pages do not keep; Error(kInput) for an
+  // arm whose file is not for this model.
   RequestId Submit(Request request);
 
   // Ends a request at the next quantum; what it has generated is kept. Unknown ids are ignored.

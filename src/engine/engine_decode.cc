@@ -64,8 +64,10 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
     slots.push_back({.kv = &s->kv,
                      .position = static_cast<int32_t>(s->n_stored()),
                      .policy = s->policy,
+                     .memory = s->memory.get(),
                      .n_generated = static_cast<int64_t>(s->generated.size()),
-                     .account = &accounts[b]});
+                     .account = &accounts[b],
+                     .probe = s->request.probe});
   }
   EvictFor(needed_pages);
   batch_hidden.Resize(n * config.hidden);
@@ -81,12 +83,12 @@ void Engine::Impl::DecodeBatch(const std::vector<Sequence*>& batch) {
     ScopedTimer timer(seconds.logits);
     backbone->Logits(hidden, {logits.data(), {n, config.vocabulary}});
   }
+  for (size_t b = 0; b < batch.size(); ++b) batch[b]->ledger.decode.MakeRoomFor(accounts[b]);
   // Nothing throws from here on: the step is committed.
   for (size_t b = 0; b < batch.size(); ++b) {
     batch[b]->positions.push_back(slots[b].position);
-    batch[b]->ledger.decode.attention += accounts[b];
+    batch[b]->ledger.decode.AddStep(accounts[b]);
     AddShare(&batch[b]->ledger.decode.seconds, seconds, 1.0 / static_cast<double>(n));
-    ++batch[b]->ledger.decode.tokens;
   }
 }
 

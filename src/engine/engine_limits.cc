@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/byte_size.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "engine/engine_impl.h"
@@ -14,8 +15,6 @@ namespace {
 constexpr int kDefaultContexts = 4;
 // Share of the available memory that the pool may take; the rest is for activations and the system.
 constexpr double kPoolShare = 0.8;
-
-double Mebibytes(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace
 
@@ -47,20 +46,20 @@ int64_t Engine::Impl::ResolveCapacity() const {
                                                      : 0;
   if (options.kv_bytes < 0) Throw(ErrorKind::kUsage, "KV memory must not be negative");
   if (asked > allowed) {
+    const auto [wanted, limit] = FormatBytesApart(asked, allowed);
     Throw(ErrorKind::kResource,
-          "{:.0f} MiB of KV memory were asked for and {:.0f} MiB may be used: a context of {} "
-          "tokens would fit",
-          Mebibytes(asked), Mebibytes(allowed),
+          "{} of KV memory were asked for and {} may be used: a context of {} tokens would fit",
+          wanted, limit,
           TokensThatFit(config, allowed / page_bytes, layout.slots, options.prefill_chunk));
   }
   const int64_t bytes =
       options.kv_bytes > 0 ? options.kv_bytes : std::min(allowed, kDefaultContexts * one_context);
   const int64_t capacity = bytes / page_bytes;
   if (capacity < WorstCase(1)) {
-    Throw(
-        ErrorKind::kResource,
-        "{:.2f} MiB of KV memory hold no token: one needs a page in each of {} layers, {:.2f} MiB",
-        Mebibytes(bytes), config.n_layers, Mebibytes(WorstCase(1) * page_bytes));
+    const auto [has, needs] = FormatBytesApart(bytes, WorstCase(1) * page_bytes);
+    Throw(ErrorKind::kResource,
+          "{} of KV memory hold no token: one needs a page in each of {} layers, {}", has,
+          config.n_layers, needs);
   }
   return capacity;
 }
@@ -92,12 +91,12 @@ void Engine::Impl::ValidateRequest(const Request& request) const {
   }
   const int64_t n_total = TotalTokens(request);
   if (WorstCase(n_total) > pages.capacity_pages()) {
+    const auto [needs, has] = FormatBytesApart(WorstCase(n_total) * layout.TotalBytes(),
+                                               pages.capacity_pages() * layout.TotalBytes());
     Throw(ErrorKind::kResource,
-          "{} prompt tokens and {} new ones need {:.0f} MiB of KV memory and the pool has {:.0f} "
-          "MiB: "
-          "{} tokens would fit (--kv-memory raises it)",
-          n_prompt, n_total - n_prompt, Mebibytes(WorstCase(n_total) * layout.TotalBytes()),
-          Mebibytes(pages.capacity_pages() * layout.TotalBytes()),
+          "{} prompt tokens and {} new ones need {} of KV memory and the pool has {}: {} tokens "
+          "would fit (--kv-memory raises it)",
+          n_prompt, n_total - n_prompt, needs, has,
           TokensThatFit(config, pages.capacity_pages(), layout.slots, options.prefill_chunk));
   }
 }

@@ -14,7 +14,8 @@ void Engine::Impl::StartPrefill(Sequence* sequence) {
   Sequence& s = *sequence;
   s.positions.resize(s.n_prompt());
   std::iota(s.positions.begin(), s.positions.end(), 0);
-  if (options.prefix_reuse && !s.request.on_prompt_logits) {
+  const bool whole_prompt = s.memory != nullptr && s.memory->sees_prompt();
+  if (options.prefix_reuse && !s.request.watches_prompt() && !whole_prompt) {
     // The last token is always computed: its logits are wanted.
     const int64_t reusable = (s.n_prompt() - 1) / layout.slots;
     HashPages(sequence, s.n_prompt());
@@ -63,7 +64,9 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
                .layer = quantum.layer,
                .positions = std::span(s.positions).subspan(quantum.begin, n),
                .hidden = hidden,
-               .first_output = first_output},
+               .first_output = first_output,
+               .memory = s.memory.get(),
+               .probe = s.request.probe},
               &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
   if (last_layer && s.request.on_prompt_logits)
     EmitPromptLogits(sequence, quantum.begin, quantum.end);

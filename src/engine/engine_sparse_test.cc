@@ -1,8 +1,10 @@
 // Requests that read few tokens: the same bits as dense where everything is read, an account of
 // what was not, and prefixes that never mix.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,7 +12,9 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "engine/answer_test.h"
 #include "engine/engine.h"
+#include "ledger/ledger.h"
 #include "model/backbone.h"
 #include "policy/arm.h"
 #include "testing/fake_backbone.h"
@@ -20,23 +24,15 @@
 namespace winnow {
 namespace {
 
+using ::winnow::testing::Answer;
 using ::winnow::testing::FakeBackbone;
 using ::winnow::testing::FakeShape;
+using ::winnow::testing::Generate;
+using ::winnow::testing::NewRequest;
+using ::winnow::testing::RandomTokens;
 
 const std::string kFast = "select=sketch,budget=64,dense_layers=0";
 const std::string kFaithful = "select=sketch,budget=64,residual=sketch";
-
-std::vector<TokenId> RandomTokens(int64_t n, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<TokenId> tokens(n);
-  for (TokenId& token : tokens) token = static_cast<TokenId>(rng.Below(101));
-  return tokens;
-}
-
-struct Answer {
-  RequestResult result;
-  std::vector<std::vector<float>> logits;
-};
 
 class SparseEngine : public ::testing::Test {
  protected:
@@ -49,26 +45,6 @@ class SparseEngine : public ::testing::Test {
     options.prefill_chunk = 64;
     options.planes = ArmPlanes(arms);
     return std::make_unique<Engine>(&backbone_, nullptr, &pool_, options);
-  }
-
-  static Request NewRequest(const std::vector<TokenId>& tokens, const std::string& arm,
-                            int64_t n_new, Answer* run) {
-    Request request;
-    request.tokens = tokens;
-    request.arm = arm;
-    request.max_new_tokens = n_new;
-    request.on_logits = [run](int64_t /*index*/, std::span<const float> row) {
-      run->logits.emplace_back(row.begin(), row.end());
-    };
-    return request;
-  }
-
-  static Answer Generate(Engine* engine, const std::vector<TokenId>& tokens, const std::string& arm,
-                         int64_t n_new = 40) {
-    Answer run;
-    run.result = engine->Run(NewRequest(tokens, arm, n_new, &run));
-    engine->CheckInvariants();
-    return run;
   }
 
   ThreadPool pool_{2};
@@ -187,6 +163,41 @@ TEST_F(SparseEngine, TheLedgerShowsWhatWasNotRead) {
   EXPECT_EQ(dense.mass_heads, 0);
 }
 
+TEST_F(SparseEngine, EverySelectorAndSolverShowsWhatItDidNotRead) {
+  const std::vector<std::string> arms = {"select=vashista,P=2,Kc=20",
+                                         "select=vashista,P=2,Kc=20,residual=centroid",
+                                         "select=exact,budget=20",
+                                         "select=exact,budget=20,residual=centroid",
+                                         "select=entrokv,quota=6",
+                                         "select=cascade,P=4,super=1,budget=64",
+                                         "select=vashista,P=2,Kc=20,solver=fw",
+                                         "select=sketch,budget=64,solver=eg,eps=0.5"};
+  const auto engine = NewEngine(arms, DType::kF16);
+  // More than two super-pages.
+  const std::vector<TokenId> tokens = RandomTokens(970, 8);
+  for (const std::string& arm : arms) {
+    const Answer answer = Generate(engine.get(), tokens, arm, 12);
+    const AttentionAccount& account = answer.result.ledger.decode.attention;
+    EXPECT_LT(account.tokens_read, account.tokens_resident) << arm;
+    EXPECT_GT(account.tokens_read, 0) << arm;
+    EXPECT_LT(account.bytes_read, account.bytes_dense) << arm;
+    for (const auto& row : answer.logits) EXPECT_TRUE(std::isfinite(row[0])) << arm;
+    const bool solves = arm.find("solver") != std::string::npos;
+    EXPECT_EQ(account.solver.problems, solves ? 4 * account.layers_sparse : 0) << arm;
+    const nlohmann::ordered_json sparse = ToJson(answer.result.ledger.decode)["sparse"];
+    EXPECT_EQ(sparse.contains("solver"), solves) << arm;
+    if (solves) {
+      EXPECT_EQ(sparse["mass_kind"], "not_applicable") << arm;
+      EXPECT_GT(sparse["solver"]["iterations"], 0) << arm;
+      EXPECT_EQ(account.mass_heads, 0) << arm;
+    } else if (arm.find("cascade") == std::string::npos) {
+      const double sum = account.mass_exact + account.mass_estimated + account.mass_dropped;
+      EXPECT_EQ(account.mass_heads, 4 * account.layers_sparse) << arm;
+      EXPECT_NEAR(sum, static_cast<double>(account.mass_heads), 1e-5 * sum) << arm;
+    }
+  }
+}
+
 TEST_F(SparseEngine, EstimatingTheRestComesCloserToDenseThanDroppingIt) {
   const auto engine = NewEngine({kFast, kFaithful});
   double fast_error = 0;
@@ -217,6 +228,67 @@ TEST_F(SparseEngine, TheSameSeedDrawsTheSameTokens) {
     }
     EXPECT_EQ(drawn[0], drawn[1]) << arm;
     EXPECT_NE(drawn[0], drawn[2]) << arm;
+  }
+}
+
+TEST_F(SparseEngine, CertificatesAndWhatTheyReadAreTheSameEveryTime) {
+  const std::vector<TokenId> tokens = RandomTokens(600, 8);
+  for (const std::string certify :
+       {"sketch", "sketch,bits=4", "deterministic", "sample,n=50,seed=3"}) {
+    for (const std::string tol : {"", ",tol=0.02"}) {
+      const std::string arm = fmt::format("{}{},certify={}", kFast, tol, certify);
+      const Answer answers[] = {Generate(NewEngine({arm}).get(), tokens, arm, 10),
+                                Generate(NewEngine({arm}).get(), tokens, arm, 10)};
+      EXPECT_EQ(answers[0].result.tokens, answers[1].result.tokens) << arm;
+      EXPECT_EQ(answers[0].logits, answers[1].logits) << arm;
+      const PhaseLedger& ledger = answers[0].result.ledger.decode;
+      const AttentionAccount& account = ledger.attention;
+      EXPECT_EQ(account.statements.hi, answers[1].result.ledger.decode.attention.statements.hi);
+      EXPECT_EQ(account.statements.intervals, 4 * account.layers_sparse) << arm;
+      EXPECT_GT(account.bytes_certified, 0);
+      // Steps and heads add up to the whole.
+      EXPECT_EQ(ledger.steps.size(), 9U);
+      double of_steps = 0;
+      for (const StepLedger& step : ledger.steps) of_steps += step.hi;
+      double of_heads = 0;
+      for (const HeadAccount& head : account.heads) of_heads += head.hi;
+      EXPECT_EQ(account.heads.size(), 3U * 2);
+      EXPECT_NEAR(of_steps, account.statements.hi, 1e-9 * of_steps);
+      EXPECT_NEAR(of_heads, account.statements.hi, 1e-9 * of_heads);
+      if (!tol.empty()) {
+        EXPECT_GT(account.widened_certificate, 0) << arm;
+        EXPECT_LE(account.statements.hi_max, 2 * 0.02) << arm;  // the mean of two heads is below
+      }
+    }
+  }
+}
+
+// A NaN in one page: the request that holds it fails and says where, the other gives what it gives
+// alone.
+TEST_F(SparseEngine, ANanInAPageFailsItsRequestOnly) {
+  for (const std::string& arm : {kFast, kFaithful, kFast + ",certify=sketch"}) {
+    const Answer alone = Generate(NewEngine({arm}).get(), RandomTokens(500, 10), arm);
+    const auto engine = NewEngine({arm});
+    int spoiled = 0;
+    backbone_.on_key_value = [&](int layer, int32_t position, std::span<float> keys,
+                                 std::span<float>) {
+      if (layer == 1 && position == 70 && spoiled++ == 0) {
+        keys[3] = std::numeric_limits<float>::quiet_NaN();
+      }
+    };
+    Answer bad;
+    Answer good;
+    const RequestId bad_id = engine->Submit(NewRequest(RandomTokens(400, 9), arm, 40, &bad));
+    const RequestId good_id = engine->Submit(NewRequest(RandomTokens(500, 10), arm, 40, &good));
+    while (engine->Step()) {
+    }
+    backbone_.on_key_value = nullptr;
+    const RequestResult failed = *engine->TakeResult(bad_id);
+    EXPECT_EQ(failed.finish_reason, FinishReason::kFailed) << arm;
+    EXPECT_NE(failed.error.find("after token 400 are not finite"), std::string::npos)
+        << failed.error;
+    EXPECT_EQ(engine->TakeResult(good_id)->tokens, alone.result.tokens) << arm;
+    EXPECT_EQ(good.logits, alone.logits) << arm;
   }
 }
 
@@ -286,6 +358,71 @@ TEST_F(SparseEngine, SequencesOfOneBatchGiveWhatTheyGiveAlone) {
     EXPECT_EQ(together->TakeResult(ids[i])->tokens, run.result.tokens) << arms[i];
     EXPECT_EQ(runs[i].logits, run.logits) << arms[i];
   }
+}
+
+// An f32 cache holds what a sketch cannot.
+TEST_F(SparseEngine, WhatASketchCannotHoldIsReadExactly) {
+  const std::vector<TokenId> tokens = RandomTokens(500, 8);
+  for (const bool spoil_key : {true, false}) {
+    backbone_.on_key_value = [&](int, int32_t position, std::span<float> key,
+                                 std::span<float> value) {
+      if (position == 100) (spoil_key ? key : value)[3] = 1e5F;  // of head 0
+    };
+    const auto engine = NewEngine({kFast, kFaithful});
+    for (const std::string& arm : {kFast, kFaithful}) {
+      const Answer answer = Generate(engine.get(), tokens, arm);
+      EXPECT_EQ(answer.result.finish_reason, FinishReason::kMaxTokens) << answer.result.error;
+      const AttentionAccount& account = answer.result.ledger.decode.attention;
+      // One of the two KV heads of every layer and step.
+      EXPECT_EQ(account.fallback_not_finite, account.layers_sparse) << arm;
+      EXPECT_LT(account.tokens_read, account.tokens_resident) << arm;
+    }
+  }
+}
+
+TEST_F(SparseEngine, ANumberThatIsNoneFailsItsRequestAlone) {
+  const auto engine = NewEngine({kFast, kFaithful});
+  for (const bool spoil_key : {true, false}) {
+    for (const std::string& arm : {kFast, kFaithful}) {
+      // A token of the answer, for the prompt is read densely; position 290 is of the first request
+      // only.
+      backbone_.on_key_value = [&](int, int32_t position, std::span<float> key,
+                                   std::span<float> value) {
+        if (position == 290) (spoil_key ? key : value)[3] = std::nanf("");
+      };
+      Answer bad;
+      Answer good;
+      const RequestId bad_id = engine->Submit(NewRequest(RandomTokens(280, 9), arm, 40, &bad));
+      const RequestId good_id = engine->Submit(NewRequest(RandomTokens(200, 9), arm, 40, &good));
+      while (engine->Step()) {
+      }
+      const RequestResult failed = *engine->TakeResult(bad_id);
+      EXPECT_EQ(failed.finish_reason, FinishReason::kFailed);
+      EXPECT_EQ(failed.error_kind, ErrorKind::kInput);
+      EXPECT_EQ(failed.error, "the model's logits after token 291 are not finite");
+      EXPECT_EQ(failed.tokens.size(), 11u);
+      EXPECT_EQ(engine->TakeResult(good_id)->finish_reason, FinishReason::kMaxTokens);
+    }
+  }
+}
+
+class SparseEngineOfWideHeads : public SparseEngine {
+ protected:
+  SparseEngineOfWideHeads() : SparseEngine({.head_dim = 576, .context_length = 1024}) {}
+};
+
+TEST_F(SparseEngineOfWideHeads, ASketchRefusesHeadsThatAreTooWide) {
+  try {
+    NewEngine({"select=cascade"});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("576"), std::string::npos) << error.what();
+  }
+  const std::string arm = "select=vashista,budget=64,dense_layers=0,residual=centroid";
+  const Answer answer = Generate(NewEngine({arm}).get(), RandomTokens(500, 1), arm, 4);
+  const AttentionAccount& account = answer.result.ledger.decode.attention;
+  EXPECT_LT(account.tokens_read, account.tokens_resident);
 }
 
 class SparseEngineWithWindows : public SparseEngine {

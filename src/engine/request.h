@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/attention_probe.h"
 #include "core/error.h"
 #include "ledger/ledger.h"
 #include "text/tokenizer.h"
@@ -70,6 +71,12 @@ struct Request {
   std::function<void(int64_t position, std::span<const float> logits)> on_prompt_logits;
   // Logits [V] from which generated token `index` was drawn.
   std::function<void(int64_t index, std::span<const float> logits)> on_logits;
+  // Watches attention, unless null; outlives the request. One that throws in a decode step fails
+  // the newest request of the step's batch: watch requests that run alone.
+  const AttentionProbe* probe = nullptr;
+
+  // Prefix reuse is off then: every prompt token is computed.
+  bool watches_prompt() const { return on_prompt_logits || (probe != nullptr && probe->on_prompt); }
 };
 
 using RequestId = int64_t;
@@ -89,7 +96,8 @@ struct RequestResult {
   double prefill_seconds = 0;
   double ttft_seconds = 0;    // from submission to the first token
   double decode_seconds = 0;  // from the first token to the last
-  int64_t kv_bytes = 0;       // of pages this request held at its end
+  // Of pages this request held at its end, and what its residual estimator kept beside them.
+  int64_t kv_bytes = 0;
   RequestLedger ledger;
 
   // Seconds a token after the first one; 0 if there are fewer than two.

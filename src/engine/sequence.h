@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ struct Sequence {
   // Tokens from here on passed layers below under the arm, not densely.
   int64_t sparse_from = std::numeric_limits<int64_t>::max();
   SequenceKv kv;
+  std::unique_ptr<ResidualMemory> memory;  // what the policy's residual keeps; may be null
   Sampler sampler;
   TextStream stream;
   SequenceStatus status;

@@ -69,6 +69,9 @@ TEST(PageLayout, RefusesShapesThatCannotBe) {
   EXPECT_THROW(PageLayout(1, 32, 80, DType::kQ8_0), Error);
   EXPECT_THROW(PageLayout(0, 32, 64, DType::kF16), Error);
   EXPECT_THROW(PageLayout(1, 0, 64, DType::kF16), Error);
+  EXPECT_THROW(PageLayout(1, 32, 513, DType::kF16, {Plane::kKeys4}), Error);
+  EXPECT_EQ(PageLayout(1, 32, 512, DType::kF16, {Plane::kKeys4}).padded_dim, kMaxSketchDim);
+  EXPECT_GT(PageLayout(1, 32, 1024, DType::kF16, {Plane::kKeyMean}).side_bytes, 0u);
   EXPECT_THROW(PageLayout(1, 32, -1, DType::kF16), Error);
 }
 
@@ -205,6 +208,23 @@ TEST(SequenceKv, ForkSharesPagesAndCopiesOnWrite) {
   b.Clear();
   EXPECT_EQ(pool.used_pages(), 4);
   a.CheckInvariants();
+}
+
+TEST(SequenceKv, AVersionNeverStandsForOtherContents) {
+  PagePool pool(SmallLayout(), 2);
+  SequenceKv a = Filled(&pool, 1, 6);
+  const PageId page = a.pages(0)[1];
+  const uint64_t filled = pool.versions()[page];
+  EXPECT_EQ(a.View(0).versions, pool.versions());
+  a.Truncate(0, 5);
+  EXPECT_EQ(pool.versions()[page], filled);
+  ASSERT_TRUE(a.Append(0, std::vector<int32_t>{9}));
+  a.WritablePage(0, 5);  // the same slot of the same page
+  const uint64_t written = pool.versions()[page];
+  EXPECT_NE(written, filled);
+  a.Clear();
+  const SequenceKv b = Filled(&pool, 1, 6);  // the same pages again
+  EXPECT_GT(pool.versions()[page], written);
 }
 
 TEST(SequenceKv, ReleaseBeforeKeepsIndices) {

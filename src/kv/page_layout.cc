@@ -68,10 +68,27 @@ PageLayout::PageLayout(int kv_heads_in, int slots_in, int head_dim_in, DType dty
             "a sketch needs pages of a multiple of {} tokens, at most {}, and these have {}",
             kSketchLanes, kMaxSketchSlots, slots);
     }
+    if (SketchBits(plane) > 0 && head_dim > kMaxSketchDim) {
+      Throw(
+          ErrorKind::kUsage,
+          "this model's heads have {} dimensions, and a sketch holds at most {}: use a dense arm, "
+          "or one that selects by summaries (select=vashista)",
+          head_dim, kMaxSketchDim);
+    }
     plane_offset[i] = side_bytes;
     plane_bytes[i] = BytesOf(plane, padded_dim, slots);
     side_bytes += static_cast<size_t>(kv_heads) * plane_bytes[i];
   }
+}
+
+PageLayout PageLayout::SuperPageLayout() const {
+  PlaneSet summaries;
+  for (const Plane plane : {Plane::kKeyMean, Plane::kKeyDeviation, Plane::kKeyBox}) {
+    // A deviation without its mean says nothing of several pages.
+    if (plane == Plane::kKeyDeviation && !planes.Has(Plane::kKeyMean)) continue;
+    if (planes.Has(plane)) summaries.Add(plane);
+  }
+  return {kv_heads, slots, head_dim, dtype, summaries};
 }
 
 }  // namespace winnow

@@ -25,6 +25,9 @@ inline constexpr int kDefaultPageSlots = 32;
 // Tokens, or channels, that lie side by side in a sketch: the lanes of the widest vector.
 inline constexpr int kSketchLanes = 16;
 inline constexpr int kMaxSketchSlots = 128;
+// Pages whose summaries are merged to that of one super-page.
+inline constexpr int kSuperPagePages = 16;
+inline constexpr int kMaxSketchDim = 512;
 
 enum class Plane : uint8_t {
   kKeys2,  // sketches: a copy at that many bits, minimum and step a channel
@@ -71,8 +74,8 @@ struct PageLayout {
 
   PageLayout() = default;
   // Throws Error(kUsage) if the dtype cannot hold rows of `head_dim` values (q8_0 needs D % 32 ==
-  // 0), or a page of `slots` tokens cannot have one of `planes` (sketches need a multiple of
-  // kSketchLanes, at most kMaxSketchSlots).
+  // 0), or a page cannot have one of `planes` (sketches need a multiple of kSketchLanes tokens, at
+  // most kMaxSketchSlots, and heads of at most kMaxSketchDim).
   PageLayout(int kv_heads, int slots, int head_dim, DType dtype, PlaneSet planes = {});
 
   // Where a plane that the layout has begins, for one head, and its length; multiples of 64.
@@ -90,6 +93,8 @@ struct PageLayout {
   int64_t TokenBytes(int64_t n) const { return kv_heads * HeadBytes(n); }
   int64_t HeadBytes(int64_t n) const { return n * 2 * static_cast<int64_t>(row_bytes); }
   bool operator==(const PageLayout&) const = default;
+  // Of a page that has only this one's statistics of keys, of which a super-page has its own.
+  PageLayout SuperPageLayout() const;
 
   std::array<size_t, kPlanes> plane_offset{};
   std::array<size_t, kPlanes> plane_bytes{};  // of one head; 0 where the layout lacks the plane

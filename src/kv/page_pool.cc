@@ -36,7 +36,8 @@ std::byte* Reserve(size_t bytes, int64_t n_pages) {
 
 }  // namespace
 
-PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages) : layout_(layout) {
+PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages)
+    : layout_(layout), super_page_layout_(layout.SuperPageLayout()) {
   WINNOW_CHECK(layout.page_bytes > 0 && capacity_pages >= 0, "{} pages of {} bytes", capacity_pages,
                layout.page_bytes);
   const auto n_pages = static_cast<size_t>(capacity_pages);
@@ -48,6 +49,7 @@ PagePool::PagePool(const PageLayout& layout, int64_t capacity_pages) : layout_(l
     // Address space only, as for the pages: afterwards neither TryAllocate nor Release can throw,
     // and spans of positions stay valid.
     ref_counts_.reserve(n_pages);
+    versions_.reserve(n_pages);
     free_list_.reserve(n_pages);
     positions_.reserve(n_pages * layout.slots);
   } catch (const std::exception&) {
@@ -91,11 +93,13 @@ PageId PagePool::TryAllocate() {
   } else if (next_unused_ < capacity_pages()) {
     page = next_unused_++;
     ref_counts_.push_back(0);
+    versions_.push_back(0);
     positions_.resize(positions_.size() + layout_.slots);
   } else {
     return kNoPage;
   }
   ref_counts_[page] = 1;
+  Touch(page);
   return page;
 }
 

@@ -22,6 +22,7 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
 
   const PageLayout& layout() const { return layout_; }
+  const PageLayout& super_page_layout() const { return super_page_layout_; }
   int64_t capacity_pages() const;
   int64_t free_pages() const;
   int64_t used_pages() const { return capacity_pages() - free_pages(); }
@@ -32,6 +33,13 @@ class PagePool {
   // Drops one reference; the last one frees the page.
   void Release(PageId page);
   int ref_count(PageId page) const;
+
+  // Changes whenever the page is allocated or handed out for writing, and never comes back to an
+  // earlier value: who derived something from a page knows by its number and version whether that
+  // still holds. [pages]; stays where it is.
+  const uint64_t* versions() const { return versions_.data(); }
+  // Before a page is written.
+  void Touch(PageId page) { ++versions_[page]; }
 
   // First byte of a page: `layout()` says what lies where.
   std::byte* data(PageId page) { return base_ + static_cast<size_t>(page) * layout_.page_bytes; }
@@ -54,10 +62,12 @@ class PagePool {
 
  private:
   PageLayout layout_;
+  PageLayout super_page_layout_;
   std::byte* base_ = nullptr;
   std::byte* side_base_ = nullptr;
   size_t reserved_bytes_ = 0;
   std::vector<int32_t> ref_counts_;
+  std::vector<uint64_t> versions_;
   std::vector<int32_t> positions_;  // [pages][G], grown in place as pages are first used
   std::vector<PageId> free_list_;   // LIFO, so that few distinct pages are touched
   PageId next_unused_ = 0;          // pages from here on were never allocated

@@ -54,6 +54,11 @@ int64_t SequenceKv::first_resident(int layer) const {
 SequenceKv SequenceKv::Fork() const {
   SequenceKv fork(pool_, 0);
   fork.layers_ = layers_;  // all that can throw, before the first reference
+  // Summaries of super-pages are made again when they are next updated.
+  for (Layer& layer : fork.layers_) {
+    layer.super_pages.clear();
+    layer.super_sides.clear();
+  }
   for (const Layer& layer : layers_) {
     for (PageId page : layer.pages) {
       if (page != kNoPage) pool_->AddRef(page);
@@ -130,6 +135,8 @@ void SequenceKv::Truncate(int layer, int64_t n_tokens) {
   }
   l.n_released_pages = std::min(l.n_released_pages, n_pages);
   l.n_tokens = n_tokens;
+  const auto n_super_pages = static_cast<size_t>(n_tokens / SuperPageTokens());
+  if (l.super_pages.size() > n_super_pages) l.super_pages.resize(n_super_pages);
 }
 
 void SequenceKv::ReleaseBefore(int layer, int64_t first) {
@@ -154,7 +161,12 @@ void SequenceKv::AdoptPages(int layer, std::span<const PageId> pages) {
 
 PagedKv SequenceKv::View(int layer) const {
   const Layer& l = at(layer);
-  return {&pool_->layout(), pool_->base(), pool_->side_base(), l.pages, l.n_tokens};
+  return {.layout = &pool_->layout(),
+          .base = pool_->base(),
+          .side_base = pool_->side_base(),
+          .versions = pool_->versions(),
+          .pages = l.pages,
+          .n_tokens = l.n_tokens};
 }
 
 int32_t SequenceKv::position(int layer, int64_t token) const {
@@ -165,6 +177,7 @@ int32_t SequenceKv::position(int layer, int64_t token) const {
 std::byte* SequenceKv::WritablePage(int layer, int64_t token) {
   const PageId page = ResidentPage(at(layer), token);
   WINNOW_CHECK(pool_->ref_count(page) == 1, "page {} of layer {} is shared", page, layer);
+  pool_->Touch(page);
   return pool_->data(page);
 }
 
@@ -173,6 +186,30 @@ std::byte* SequenceKv::Planes(int layer, int64_t page_index) {
   WINNOW_CHECK((page_index + 1) * slots <= n_tokens(layer), "page {} of layer {} is not full",
                page_index, layer);
   return pool_->side(ResidentPage(at(layer), page_index * slots));
+}
+
+int64_t SequenceKv::SuperPageTokens() const {
+  return static_cast<int64_t>(kSuperPagePages) * pool_->layout().slots;
+}
+
+PagedKv SequenceKv::SuperPages(int layer) const {
+  const Layer& l = at(layer);
+  const PageLayout& layout = pool_->super_page_layout();
+  return {.layout = &layout,
+          .side_base = l.super_sides.data(),
+          .pages = l.super_pages,
+          .n_tokens = std::ssize(l.super_pages) * layout.slots};
+}
+
+std::byte* SequenceKv::AddSuperPage(int layer) {
+  Layer& l = at(layer);
+  const size_t n = l.super_pages.size();
+  const int64_t end = static_cast<int64_t>(n + 1) * SuperPageTokens();
+  WINNOW_CHECK(end <= l.n_tokens && ResidentPage(l, end - SuperPageTokens()) != kNoPage);
+  const size_t bytes = pool_->super_page_layout().side_bytes;
+  l.super_sides.resize((n + 1) * bytes);
+  l.super_pages.push_back(static_cast<PageId>(n));
+  return l.super_sides.data() + n * bytes;
 }
 
 void SequenceKv::Clear() {
@@ -193,6 +230,7 @@ void SequenceKv::CheckInvariants() const {
     const auto n_pages = static_cast<int64_t>(l.pages.size());
     WINNOW_CHECK(n_pages == CeilDiv(l.n_tokens, slots), "layer {}: {} pages for {} tokens", layer,
                  n_pages, l.n_tokens);
+    WINNOW_CHECK(std::ssize(l.super_pages) * SuperPageTokens() <= l.n_tokens, "layer {}", layer);
     WINNOW_CHECK(l.n_released_pages >= 0 && l.n_released_pages * slots <= l.n_tokens,
                  "layer {}: {} pages released of {} tokens", layer, l.n_released_pages, l.n_tokens);
     for (int64_t i = 0; i < n_pages; ++i) {

@@ -17,6 +17,7 @@ struct PagedKv {
   const PageLayout* layout = nullptr;
   const std::byte* base = nullptr;       // PagePool::base()
   const std::byte* side_base = nullptr;  // PagePool::side_base()
+  const uint64_t* versions = nullptr;    // PagePool::versions()
   std::span<const PageId> pages;
   int64_t n_tokens = 0;
 
@@ -83,6 +84,13 @@ class SequenceKv {
   // from its keys and values, so writing them again changes nothing.
   std::byte* Planes(int layer, int64_t page_index);
 
+  // Every kSuperPagePages full pages from the first are a super-page, whose summaries the sequence
+  // keeps for itself: they follow from those of the pages, which may be shared. The view has the
+  // planes of one page for each (PagePool::super_page_layout) and no keys or values.
+  PagedKv SuperPages(int layer) const;
+  // The planes of one more super-page, for writing. CHECKs that its pages are full and resident.
+  std::byte* AddSuperPage(int layer);
+
   void Clear();
   int64_t allocated_pages() const;  // pages this sequence refers to, shared ones included
 
@@ -94,9 +102,12 @@ class SequenceKv {
     std::vector<PageId> pages;
     int64_t n_tokens = 0;
     int64_t n_released_pages = 0;
+    std::vector<PageId> super_pages;     // 0, 1, …
+    std::vector<std::byte> super_sides;  // of each, the planes
   };
   const Layer& at(int layer) const;
   Layer& at(int layer);
+  int64_t SuperPageTokens() const;
   PageId ResidentPage(const Layer& layer, int64_t token) const;
   // Whether the next token goes into a page that somebody else holds too.
   bool MustCopyLastPage(const Layer& layer) const;

@@ -10,9 +10,11 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "model/architecture.h"
 #include "model/backbone.h"
 #include "model/gguf_file.h"
 #include "model/model_info.h"
+#include "model/weights.h"
 #include "testing/paths.h"
 #include "testing/tiny_gguf.h"
 
@@ -33,13 +35,23 @@ class BadFile : public ::testing::Test {
   }
   // Loading fails with kInput and a message that names the file and matches.
   void ExpectInputError(const std::string& path, const ::testing::Matcher<std::string>& trouble) {
+    const std::string message = InputErrorOf([&] { LoadCpuBackbone(path, &pool_); });
+    EXPECT_THAT(message, AllOf(HasSubstr(path), trouble));
+    // What inspects without loading says the same.
+    EXPECT_EQ(message, InputErrorOf([&] {
+                const GgufFile file(path);
+                CheckTensors(file, ReadModelConfig(file));
+              }));
+  }
+  template <typename Call>
+  static std::string InputErrorOf(Call call) {
     try {
-      LoadCpuBackbone(path, &pool_);
-      FAIL() << path << " was loaded";
+      call();
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kInput);
-      EXPECT_THAT(std::string(error.what()), AllOf(HasSubstr(path), trouble));
+      return error.what();
     }
+    return "no error";
   }
 
   std::string folder_ = testing::TemporaryFolder();
@@ -121,6 +133,14 @@ TEST_F(BadFile, WrongShape) {
                            "blk.1.ffn_up.weight", "blk.0.ffn_norm.weight"}) {
     ExpectInputError(Write({.misshape = name}), AllOf(HasSubstr(name), HasSubstr("shape")));
   }
+}
+
+TEST_F(BadFile, AnotherNumberOfLayers) {
+  ExpectInputError(Write({.extra_tensor = "blk.3.attn_q.weight"}),
+                   HasSubstr("3 layers, the tensors make up 4"));
+  // No number that an int holds: no layer.
+  ExpectInputError(Write({.extra_tensor = "blk.9223372036854775807.attn_q.weight"}),
+                   HasSubstr("no place"));
 }
 
 TEST_F(BadFile, WrongType) {

@@ -2,10 +2,6 @@
 
 #include <ggml.h>
 
-#include <algorithm>
-#include <charconv>
-#include <string_view>
-
 #include "model/architecture.h"
 
 namespace winnow {
@@ -22,20 +18,6 @@ void CountTensors(const GgufFile& file, ModelInfo* info) {
     info->parameters += parameters;
     info->tensor_bytes += bytes;
   }
-}
-
-int64_t LayersOfTensors(const GgufFile& file) {
-  constexpr std::string_view kPrefix = "blk.";
-  int64_t layers = 0;
-  for (const ggml_tensor* tensor : file.tensors()) {
-    const std::string_view name = ggml_get_name(tensor);
-    int64_t layer = 0;
-    if (!name.starts_with(kPrefix)) continue;
-    const char* const begin = name.data() + kPrefix.size();
-    const auto [rest, error] = std::from_chars(begin, name.data() + name.size(), layer);
-    if (error == std::errc()) layers = std::max(layers, layer + 1);
-  }
-  return layers;
 }
 
 ModelInfo ReadModelInfo(const std::string& path) {

@@ -29,7 +29,5 @@ ModelInfo ReadModelInfo(const std::string& path);
 
 // Fills in what the file's tensors say: all but the configuration.
 void CountTensors(const GgufFile& file, ModelInfo* info);
-// The number of layers that the tensors' names "blk.N.…" make up.
-int64_t LayersOfTensors(const GgufFile& file);
 
 }  // namespace winnow

@@ -6,13 +6,16 @@
 #include <ggml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <map>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "core/byte_size.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -70,8 +73,23 @@ bool IsFloat(ggml_type type) {
   return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
 }
 
+// The number of layers that the tensors' names "blk.N.…" make up.
+int64_t LayersOfTensors(const GgufFile& file) {
+  constexpr std::string_view kPrefix = "blk.";
+  int64_t layers = 0;
+  for (const ggml_tensor* tensor : file.tensors()) {
+    const std::string_view name = ggml_get_name(tensor);
+    int layer = 0;
+    if (!name.starts_with(kPrefix)) continue;
+    const char* const begin = name.data() + kPrefix.size();
+    const auto [rest, error] = std::from_chars(begin, name.data() + name.size(), layer);
+    if (error == std::errc()) layers = std::max(layers, int64_t{layer} + 1);
+  }
+  return layers;
+}
+
 // One tensor to be made of tensors of the file, laid one after the other.
-struct Plan {
+struct PlannedTensor {
   ggml_tensor* target = nullptr;
   std::vector<const ggml_tensor*> sources;
   bool repacked = false;
@@ -85,20 +103,28 @@ class Loader {
         architecture_(FindArchitecture(file)),
         types_(CpuBufferTypes()) {}
 
-  ModelWeights Load() {
+  // Checks every tensor of the file on the way; reads none.
+  void Plan() {
+    CheckLayers();
     PlanAll();
     RefuseUnused();
+  }
+
+  ModelWeights Load() {
+    Plan();
     Allocate();
     // Big ones first: a repacked tensor is read into memory of its own before it is converted, and
     // that is least harmful while little else is resident.
-    std::stable_sort(plans_.begin(), plans_.end(), [](const Plan& a, const Plan& b) {
-      return ggml_nbytes(a.target) > ggml_nbytes(b.target);
-    });
-    for (const Plan& plan : plans_) Fill(plan);
+    std::stable_sort(plans_.begin(), plans_.end(),
+                     [](const PlannedTensor& a, const PlannedTensor& b) {
+                       return ggml_nbytes(a.target) > ggml_nbytes(b.target);
+                     });
+    for (const PlannedTensor& plan : plans_) Fill(plan);
     return std::move(weights_);
   }
 
  private:
+  void CheckLayers() const;
   void PlanAll();
   void PlanLayer(int layer);
 
@@ -121,17 +147,25 @@ class Loader {
 
   void RefuseUnused() const;
   void Allocate();
-  void Fill(const Plan& plan) const;
+  void Fill(const PlannedTensor& plan) const;
 
   const GgufFile& file_;
   const ModelConfig& config_;
   const Architecture& architecture_;
   std::vector<ggml_backend_buffer_type_t> types_;
   std::map<ggml_backend_buffer_type_t, ContextPtr> contexts_;
-  std::vector<Plan> plans_;
+  std::vector<PlannedTensor> plans_;
   std::set<std::string> used_;
   ModelWeights weights_;
 };
+
+// Before the tensors one by one: a wrong count would show as a tensor too many, or as one missing.
+void Loader::CheckLayers() const {
+  const int64_t layers = LayersOfTensors(file_);
+  if (layers == config_.n_layers) return;
+  Throw(ErrorKind::kInput, "{}: the metadata says {} layers, the tensors make up {}", file_.path(),
+        config_.n_layers, layers);
+}
 
 const ggml_tensor* Loader::Find(const std::string& name, std::vector<int64_t> shape,
                                 bool required) {
@@ -334,19 +368,21 @@ void Loader::RefuseUnused() const {
 }
 
 void Loader::Allocate() {
-  size_t needed = 0;
-  for (const Plan& plan : plans_) needed += ggml_nbytes(plan.target);
-  if (const size_t available = AvailableMemoryBytes(); needed > available) {
-    Throw(ErrorKind::kResource,
-          "{} needs {} MiB for its weights, and {} MiB of memory are available", file_.path(),
-          needed >> 20, available >> 20);
+  int64_t needed = 0;
+  for (const PlannedTensor& plan : plans_) {
+    needed += static_cast<int64_t>(ggml_nbytes(plan.target));
+  }
+  if (const auto available = static_cast<int64_t>(AvailableMemoryBytes()); needed > available) {
+    const auto [needs, has] = FormatBytesApart(needed, available);
+    Throw(ErrorKind::kResource, "{} needs {} for its weights, and {} of memory are available",
+          file_.path(), needs, has);
   }
   for (auto& [buffer_type, context] : contexts_) {
     ggml_backend_buffer_t buffer =
         ggml_backend_alloc_ctx_tensors_from_buft(context.get(), buffer_type);
     if (buffer == nullptr) {
-      Throw(ErrorKind::kResource, "not enough memory for the {} MiB of weights of {}", needed >> 20,
-            file_.path());
+      Throw(ErrorKind::kResource, "not enough memory for the weights of {}, {}", file_.path(),
+            FormatBytes(needed));
     }
     ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     weights_.buffers.emplace_back(buffer);
@@ -355,7 +391,7 @@ void Loader::Allocate() {
   }
 }
 
-void Loader::Fill(const Plan& plan) const {
+void Loader::Fill(const PlannedTensor& plan) const {
   AlignedBuffer<char> staging;
   char* out = static_cast<char*>(plan.target->data);
   if (plan.repacked) {
@@ -386,6 +422,8 @@ void ContextDeleter::operator()(ggml_context* p) const { ggml_free(p); }
 void ModelWeights::BufferDeleter::operator()(ggml_backend_buffer_t p) const {
   ggml_backend_buffer_free(p);
 }
+
+void CheckTensors(const GgufFile& file, const ModelConfig& config) { Loader(file, config).Plan(); }
 
 ModelWeights LoadWeights(const GgufFile& file, const ModelConfig& config) {
   return Loader(file, config).Load();

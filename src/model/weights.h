@@ -68,9 +68,12 @@ struct ModelWeights {
   std::vector<std::unique_ptr<ggml_backend_buffer, BufferDeleter>> buffers;
 };
 
-// Loads every tensor of the file. Throws Error(kInput) on missing, misshapen or superfluous tensors
-// and on types that the CPU backend cannot compute, Error(kResource) if the weights do not fit in
-// memory.
+// Throws Error(kInput) on missing, misshapen or superfluous tensors, on layers that the metadata
+// does not promise and on types that the CPU backend cannot compute. Reads no data.
+void CheckTensors(const GgufFile& file, const ModelConfig& config);
+
+// Loads every tensor of the file. Throws what CheckTensors throws, and Error(kResource) if the
+// weights do not fit in memory.
 ModelWeights LoadWeights(const GgufFile& file, const ModelConfig& config);
 
 }  // namespace winnow

@@ -51,6 +51,16 @@ HWY_INLINE void ForEachHeadBlock(size_t n_heads, Run run) {
   }
 }
 
+#if HWY_TARGET == HWY_AVX3_DL
+// sum + Σ of four products a lane, of unsigned bytes and signed ones (as which codes may pass too).
+// Highway 1.0.3 detects the instruction for this target but leaves it out of what the compiler may
+// use, so the intrinsic does not compile.
+HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+  return sum;
+}
+#endif
+
 // Stores the nearest integers of values in [-127, 127] as bytes and returns them.
 HWY_INLINE VF32 StoreRoundedToBytes(VF32 values, int8_t* to) {
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
@@ -101,10 +111,15 @@ HWY_INLINE VF32 StoreRoundedRow(const float* values, VF32 factor, size_t n, int8
     HWY_UNROLL(4)
     for (size_t j = 0; j < 4; ++j) {
       part[j] = _mm512_cvtps_epi32(hn::Mul(factor, hn::LoadU(f32, values + i + 16 * j)).raw);
+#if HWY_TARGET == HWY_AVX3
       total = _mm512_add_epi32(total, part[j]);
+#endif
     }
     const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(part[0], part[1]),
                                              _mm512_packs_epi32(part[2], part[3]));
+#if HWY_TARGET == HWY_AVX3_DL
+    total = AddByteProducts(total, _mm512_set1_epi8(1), bytes);
+#endif
     _mm512_storeu_si512(to + i, _mm512_permutexvar_epi32(order, bytes));
   }
   sum = VF32{_mm512_cvtepi32_ps(total)};
@@ -166,23 +181,23 @@ HWY_INLINE int32_t FourBytes(const void* from) {
 // within ±127 or uint8_t. What lies at `next` as the codes lie at `codes` is prefetched line by
 // line: in bursts, prefetches stall the processor.
 #if HWY_TARGET == HWY_AVX3_DL
-// sum + Σ of four products a lane, of unsigned bytes and signed ones (as which codes may pass too).
-// Highway 1.0.3 detects the instruction for this target but leaves it out of what the compiler may
-// use, so the intrinsic does not compile.
-HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
-  return sum;
-}
-
 template <int kBits, size_t kHeads, size_t kGroups, class Factor, class Store>
 HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
                              size_t group_bytes, const Factor* factors, size_t factor_stride,
                              Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
+  // The upper of two codes is as good sixteen times as large, which saves the shift, where it is
+  // the unsigned factor of the product.
+  constexpr bool kUnshifted = kBits == 4 && std::is_signed_v<Factor>;
+  constexpr size_t kSums = kHeads * kGroups;
   const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
-  __m512i acc[kHeads * kGroups];
+  const __m512i upper_mask = _mm512_set1_epi8(static_cast<char>(0xf0));
+  __m512i acc[kSums];
+  __m512i upper[kUnshifted ? kSums : 1];
   HWY_UNROLL(8)
   for (__m512i& a : acc) a = _mm512_setzero_si512();
+  HWY_UNROLL(8)
+  for (__m512i& a : upper) a = _mm512_setzero_si512();
   for (size_t line = 0; line < n_lines; ++line) {
     __m512i rest[kGroups];
     HWY_UNROLL(2)
@@ -192,11 +207,12 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
     }
     HWY_UNROLL(4)
     for (int plane = 0; plane < kPlanesOfLine; ++plane) {
+      const bool shifted = !kUnshifted || plane == 0;
       __m512i code[kGroups];
       HWY_UNROLL(2)
       for (size_t g = 0; g < kGroups; ++g) {
-        code[g] = _mm512_and_si512(rest[g], mask);
-        rest[g] = _mm512_srli_epi16(rest[g], kBits);
+        code[g] = _mm512_and_si512(rest[g], shifted ? mask : upper_mask);
+        if (!kUnshifted) rest[g] = _mm512_srli_epi16(rest[g], kBits);
       }
       HWY_UNROLL(4)
       for (size_t r = 0; r < kHeads; ++r) {
@@ -204,15 +220,16 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
             FourBytes(factors + r * factor_stride + (line * kPlanesOfLine + plane) * 4));
         HWY_UNROLL(2)
         for (size_t g = 0; g < kGroups; ++g) {
-          acc[r * kGroups + g] = std::is_signed_v<Factor>
-                                     ? AddByteProducts(acc[r * kGroups + g], code[g], factor)
-                                     : AddByteProducts(acc[r * kGroups + g], factor, code[g]);
+          __m512i& sum = shifted ? acc[r * kGroups + g] : upper[r * kGroups + g];
+          sum = std::is_signed_v<Factor> ? AddByteProducts(sum, code[g], factor)
+                                         : AddByteProducts(sum, factor, code[g]);
         }
       }
     }
   }
   HWY_UNROLL(8)
-  for (size_t a = 0; a < kHeads * kGroups; ++a) {
+  for (size_t a = 0; a < kSums; ++a) {
+    if (kUnshifted) acc[a] = _mm512_add_epi32(acc[a], _mm512_srai_epi32(upper[a], 4));
     store(a / kGroups, a % kGroups * 16, hn::Vec512<int32_t>{acc[a]});
   }
 }

@@ -180,4 +180,17 @@ void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
   }
 }
 
+double DecodeLogMassError(int64_t head_dim, int64_t n_tokens, double magnitude) {
+  constexpr double kUnit = 0x1p-24;
+  // A score: q scaled, and a sum of `head_dim` products in any order. Masses add up scores'
+  // weights, so that their logarithm is off by no more than a score.
+  const double of_scores = (static_cast<double>(head_dim) + 12) * magnitude;
+  // A split: exponentials (2), their arguments rounded three times (weighted by the arguments
+  // themselves, whose mean is at most log 256), a sum of 256, a logarithm, and max + log.
+  constexpr double kOfSplit = 320;
+  // A merge: two exponentials, a sum, a logarithm, and max + log, as large as the log mass.
+  const double merges = static_cast<double>(n_tokens) / kDecodeSplitTokens + 8;
+  return kUnit * (of_scores + kOfSplit + merges * (magnitude + 24));
+}
+
 }  // namespace winnow

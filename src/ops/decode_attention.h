@@ -63,4 +63,9 @@ void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
                      const DecodeAttentionParams& params, DecodeWorkspace& workspace,
                      AttentionAccount* account);
 
+// A bound of |log_mass − log Σ e^{scale·q·k}| for what DecodeAttention wrote, alone or merged from
+// a few calls, over `n_tokens` tokens of head dimension `head_dim` with Σ_c |scale·q_c·k_c| <=
+// `magnitude` each.
+double DecodeLogMassError(int64_t head_dim, int64_t n_tokens, double magnitude);
+
 }  // namespace winnow

@@ -8,11 +8,13 @@
 
 #include "core/check.h"
 #include "ops/kv_store_cpu.h"
+#include "ops/super_pages.h"
 
 namespace winnow {
 namespace {
 
 constexpr float kLargestF16 = 65504;
+constexpr uint16_t kNan = 0x7e00;
 constexpr int kLaneBytes = 4;
 constexpr int kLineBytes = kSketchLanes * kLaneBytes;
 
@@ -79,7 +81,6 @@ void SketchChannel(const PageLayout& layout, const float* values, int bits, bool
     low = std::min(low, x);
     high = std::max(high, x);
   }
-  constexpr uint16_t kNan = 0x7e00;
   const uint16_t minimum = finite ? RoundF16(low, false) : kNan;
   const auto base = static_cast<double>(FromF16(minimum));
   const uint16_t step = finite ? RoundF16((high - base) / max_code, true) : kNan;
@@ -115,6 +116,13 @@ void WriteSketch(const PageLayout& layout, const float* values, int bits, bool k
   // A relative 1e-12 is far above the rounding of sums of a few hundred doubles.
   const float bound = RoundUpToFloat(std::sqrt(largest) * (1 + 1e-12));
   std::memcpy(plane + format.error_offset, &bound, sizeof(bound));
+}
+
+// Makes every score from a sketch of keys NaN, as a key that f16 cannot hold does.
+void SpoilSketch(const SketchFormat& format, std::byte* plane) {
+  const float error = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(plane, &kNan, sizeof(kNan));
+  std::memcpy(plane + format.error_offset, &error, sizeof(error));
 }
 
 // Means over the page of x and x², in double; the deviation is never of a negative variance.
@@ -157,13 +165,18 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
     return begin;
   };
   const PlaneSet& planes = layout.planes;
-  for (const int bits : {2, 4, 8}) {
-    const Plane plane = KeySketchPlane(bits);
-    if (planes.Has(plane)) WriteSketch(layout, keys, bits, true, bytes(plane));
-  }
+  bool values_fit = true;
   for (const int bits : {2, 4}) {
     const Plane plane = ValueSketchPlane(bits);
-    if (planes.Has(plane)) WriteSketch(layout, values, bits, false, bytes(plane));
+    if (!planes.Has(plane)) continue;
+    WriteSketch(layout, values, bits, false, bytes(plane));
+    values_fit = values_fit && !std::isnan(SketchError(layout, bytes(plane), bits));
+  }
+  for (const int bits : {2, 4, 8}) {
+    const Plane plane = KeySketchPlane(bits);
+    if (!planes.Has(plane)) continue;
+    WriteSketch(layout, keys, bits, true, bytes(plane));
+    if (!values_fit) SpoilSketch(SketchFormat(layout, bits), bytes(plane));
   }
   if (planes.Has(Plane::kKeyMean)) WriteMoments(layout, keys, floats(Plane::kKeyMean), nullptr);
   if (planes.Has(Plane::kKeyDeviation)) {
@@ -175,24 +188,12 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
   }
 }
 
-}  // namespace
-
-Plane KeySketchPlane(int bits) {
-  WINNOW_CHECK(bits == 2 || bits == 4 || bits == 8, "a key sketch of {} bits", bits);
-  return bits == 2 ? Plane::kKeys2 : bits == 4 ? Plane::kKeys4 : Plane::kKeys8;
-}
-
-Plane ValueSketchPlane(int bits) {
-  WINNOW_CHECK(bits == 2 || bits == 4, "a value sketch of {} bits", bits);
-  return bits == 2 ? Plane::kValues2 : Plane::kValues4;
-}
-
-void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
+// The planes of the full pages of `layer` that hold a token of [first, end).
+void WritePagePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
   const PagedKv view = kv->View(layer);
   const PageLayout& layout = *view.layout;
-  if (layout.planes.empty() || first >= end) return;
   const int64_t first_page = first / layout.slots;
-  const int64_t n_pages = end / layout.slots - first_page;  // full ones
+  const int64_t n_pages = end / layout.slots - first_page;
   if (n_pages <= 0) return;
   std::vector<std::byte*> sides;
   for (int64_t page = 0; page < n_pages; ++page) {
@@ -214,6 +215,24 @@ void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, in
     }
     WritePlanes(layout, head, keys, values, sides[page]);
   });
+}
+
+}  // namespace
+
+Plane KeySketchPlane(int bits) {
+  WINNOW_CHECK(bits == 2 || bits == 4 || bits == 8, "a key sketch of {} bits", bits);
+  return bits == 2 ? Plane::kKeys2 : bits == 4 ? Plane::kKeys4 : Plane::kKeys8;
+}
+
+Plane ValueSketchPlane(int bits) {
+  WINNOW_CHECK(bits == 2 || bits == 4, "a value sketch of {} bits", bits);
+  return bits == 2 ? Plane::kValues2 : Plane::kValues4;
+}
+
+void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end) {
+  if (kv->pool().layout().planes.empty() || first >= end) return;
+  WritePagePlanes(pool, kv, layer, first, end);
+  UpdateSuperPages(kv, layer);
 }
 
 void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, bool keys, int slot,

@@ -41,8 +41,9 @@ struct SketchFormat {
 };
 
 // Writes the planes of the pages of `layer` that hold a token of [first, end) and are full. Does
-// nothing for a layout without planes. A value that f16 cannot hold makes its channel's minimum and
-// its page's statistics NaN, and with them every score of the page.
+// nothing for a layout without planes. A number that f16 cannot hold makes a sketch NaN in its
+// channel; where it is one of the values, also the sketches of its page's keys. So every score of
+// the page is NaN, and nobody estimates from what is not there.
 void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end);
 
 // Reads back row `slot` of a sketch as f32, [D], for tests and figures. `keys`: a key sketch.

@@ -44,15 +44,35 @@ struct PageScanQuery {
   int n_heads = 0;  // 0: all
 };
 
-// One KV head over a run of pages.
+// A run of pages with all KV heads of its query, whose planes lie side by side: read in this order
+// they are one stream.
 struct PageScanTask {
   const PagedKv* kv = nullptr;
-  int head = 0;  // KV head
+  int first_head = 0;  // KV head
+  int n_heads = 0;
   int64_t begin_page = 0;
   int64_t end_page = 0;
   int group_heads = 0;       // R
-  const float* q = nullptr;  // [R, P], scaled, padding zero
-  PageMasses masses;         // of this KV head's R query heads
+  const float* q = nullptr;  // [n_heads, R, P], scaled, padding zero
+  PageMasses masses;         // of the query's first query head on
+
+  int64_t size() const { return (end_page - begin_page) * n_heads; }
+};
+
+// One KV head of one page: item i of a task, in the order of the planes.
+struct PageScanItem {
+  PageScanItem(const PageScanTask& task, int64_t i)
+      : page(task.begin_page + i / task.n_heads), head(static_cast<int>(i % task.n_heads)) {}
+  int64_t page;
+  int head;  // from the task's first
+
+  const std::byte* PlaneOf(const PageScanTask& task, Plane plane) const {
+    return task.kv->PlaneOf(plane, page, task.first_head + head);
+  }
+  // Where the first of its R query heads stands in the masses; the next is a stride further.
+  int64_t MassIndex(const PageScanTask& task) const {
+    return static_cast<int64_t>(head) * task.group_heads * task.masses.stride + page;
+  }
 };
 
 struct PageScanWorkspace {
@@ -60,9 +80,14 @@ struct PageScanWorkspace {
   AlignedBuffer<int64_t> first_task;
 };
 
-// Calls run(task) for runs of kPagesPerScanTask pages of every query and KV head. Returns the pages
-// scanned, summed over KV heads.
-inline constexpr int64_t kPagesPerScanTask = 16;  // a few µs, so that two threads end together
+// Calls run(task) for runs of pages of every query. Returns the pages scanned, summed over KV
+// heads.
+//
+// Long runs read memory as a stream, short ones let the threads end together: eight a thread, but
+// of no less than a few µs and no more than what makes the stream.
+inline constexpr int64_t kRunsPerThread = 8;
+inline constexpr int64_t kMinItemsPerRun = 32;
+inline constexpr int64_t kMaxItemsPerRun = 512;
 
 template <class RunTask>
 int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
@@ -73,15 +98,18 @@ int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
   const int group = params.query_heads / layout.kv_heads;
   WINNOW_CHECK(group > 0 && group * layout.kv_heads == params.query_heads,
                "{} query heads, {} KV heads", params.query_heads, layout.kv_heads);
-  const auto runs_of = [](const PageScanQuery& query) {
-    return (query.masses.n_pages + kPagesPerScanTask - 1) / kPagesPerScanTask;
+  int64_t n_items = 0;
+  for (const PageScanQuery& query : queries) n_items += query.masses.n_pages * HeadsOf(query);
+  const int64_t run_items =
+      std::clamp(n_items / (kRunsPerThread * pool.size()), kMinItemsPerRun, kMaxItemsPerRun);
+  const auto pages_of_run = [run_items](const PageScanQuery& query) {
+    return std::max<int64_t>(1, run_items / HeadsOf(query));
   };
   const auto n_queries = static_cast<int64_t>(queries.size());
   workspace.q.Resize(n_queries * params.query_heads * dim);
   workspace.first_task.Resize(n_queries + 1);
   int64_t* first_task = workspace.first_task.data();
   first_task[0] = 0;
-  int64_t n_pages = 0;
   for (int64_t i = 0; i < n_queries; ++i) {
     const PageScanQuery& query = queries[i];
     WINNOW_CHECK(*query.kv.layout == layout && query.masses.stride >= query.masses.n_pages &&
@@ -90,24 +118,23 @@ int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
     WINNOW_CHECK(0 <= query.first_head && query.first_head + n_heads <= layout.kv_heads);
     ScaleQueryRows(query.q, static_cast<int64_t>(n_heads) * group, layout.head_dim, dim,
                    params.scale, workspace.q.data() + i * params.query_heads * dim);
-    first_task[i + 1] = first_task[i] + runs_of(query) * n_heads;
-    n_pages += query.masses.n_pages * n_heads;
+    const int64_t run_pages = pages_of_run(query);
+    first_task[i + 1] = first_task[i] + (query.masses.n_pages + run_pages - 1) / run_pages;
   }
   pool.ForEach(first_task[n_queries], [&](int64_t index, int /*thread*/) {
     const int64_t i = std::upper_bound(first_task, first_task + n_queries, index) - first_task - 1;
     const PageScanQuery& query = queries[i];
-    const int64_t of_query = index - first_task[i];
-    const int64_t head = of_query / runs_of(query);  // from the query's first
-    const int64_t begin = of_query % runs_of(query) * kPagesPerScanTask;
+    const int64_t begin = (index - first_task[i]) * pages_of_run(query);
     run(PageScanTask{.kv = &query.kv,
-                     .head = query.first_head + static_cast<int>(head),
+                     .first_head = query.first_head,
+                     .n_heads = HeadsOf(query),
                      .begin_page = begin,
-                     .end_page = std::min(begin + kPagesPerScanTask, query.masses.n_pages),
+                     .end_page = std::min(begin + pages_of_run(query), query.masses.n_pages),
                      .group_heads = group,
-                     .q = workspace.q.data() + (i * params.query_heads + head * group) * dim,
-                     .masses = query.masses.From(head * group, layout.slots)});
+                     .q = workspace.q.data() + i * params.query_heads * dim,
+                     .masses = query.masses});
   });
-  return n_pages;
+  return n_items;
 }
 
 }  // namespace winnow

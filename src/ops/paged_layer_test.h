@@ -78,6 +78,7 @@ class PagedLayer {
   }
 
   PagedKv View() const { return kv_.View(0); }
+  PagedKv SuperPages() const { return kv_.SuperPages(0); }
   const float* queries() const { return q_.data(); }
   const LayerShape& shape() const { return shape_; }
   const PageLayout& layout() const { return pool_.layout(); }

@@ -1,6 +1,6 @@
 // Exact Euclidean projection onto a convex hull, the oracle for sparse decode's solvers and gaps.
 //
-// Plain double code for tests and `winnow diagnose`: it allocates and is not fast.
+// Plain double code for tests, `winnow diagnose` and `leakage=`: it allocates and is not fast.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,6 @@
 #include <limits>
 #include <numbers>
 
-#include "core/check.h"
 #include "ops/byte_products-inl.h"
 #include "ops/fast_exp-inl.h"
 #include "ops/rows_cpu-inl.h"
@@ -22,17 +21,16 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kMaxScanDim = 512;
-// Pages that pass each stage together: a page alone is one long chain of dependent operations.
-constexpr size_t kPagesTogether = 4;
+// Items from the one that is read to the one that is prefetched.
+constexpr int64_t kItemsAhead = 4;
 constexpr size_t kSlotStride = kMaxSketchSlots;
 constexpr float kLog2E = std::numbers::log2e_v<float>;
 
 // What the products with the codes of one page need, for four query heads (of which the last may
 // be unused): score = offset + scale·Σ factor·code.
 struct PageFactors {
-  alignas(64) float exact[kMaxHeadBlock * kMaxScanDim];     // [heads, dim]: q_c·step_c
-  alignas(64) int8_t rounded[kMaxHeadBlock * kMaxScanDim];  // the same over `scale`
+  alignas(64) float exact[kMaxHeadBlock * kMaxSketchDim];     // [heads, dim]: q_c·step_c
+  alignas(64) int8_t rounded[kMaxHeadBlock * kMaxSketchDim];  // the same over `scale`
   float scale[kMaxHeadBlock];
   float offset[kMaxHeadBlock];
 };
@@ -165,39 +163,41 @@ HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, floa
   StoreSums4(f32, sum[0], sum[1], sum[2], sum[3], page_sum);
 }
 
+// One item alone is a long chain of dependent operations. So each turn takes one item through its
+// first stage, the one before through its second, the one before that through its third; and
+// prefetches, which stall the processor in bursts, are spread evenly.
 template <int kBits, size_t kHeads, size_t kDim>
 void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& format,
-             size_t first_head) {
-  const PagedKv& kv = *task.kv;
+             size_t first_query_head) {
   const PageMasses& masses = task.masses;
-  const auto slots = static_cast<size_t>(kv.layout->slots);
+  const auto slots = static_cast<size_t>(task.kv->layout->slots);
   const auto stride = static_cast<size_t>(masses.stride);
-  PageFactors factors[kPagesTogether];
-  alignas(64) float scores[kPagesTogether][kHeads * kSlotStride];
-  for (int64_t first = task.begin_page; first < task.end_page;
-       first += static_cast<int64_t>(kPagesTogether)) {
-    const size_t n = std::min<size_t>(kPagesTogether, task.end_page - first);
-    Page pages[kPagesTogether];
-    for (size_t i = 0; i < n; ++i) {
-      const int64_t p = first + static_cast<int64_t>(i);
-      const std::byte* plane = kv.PlaneOf(plane_kind, p, task.head);
-      // The hardware follows one page's bytes; the jump to the next is told to it ahead.
-      const int64_t ahead = std::min(p + static_cast<int64_t>(kPagesTogether), masses.n_pages - 1);
-      pages[i] = {plane, plane + 2 * format.dim, plane + format.code_offset,
-                  kv.PlaneOf(plane_kind, ahead, task.head) - plane};
+  const auto group_floats = static_cast<size_t>(task.group_heads) * format.dim;
+  const int64_t last_item = (masses.n_pages - task.begin_page) * task.n_heads - 1;
+  Page pages[2];
+  PageFactors factors[2];
+  alignas(64) float scores[2][kHeads * kSlotStride];
+  for (int64_t turn = 0; turn < task.size() + 2; ++turn) {
+    if (const int64_t i = turn; i < task.size()) {
+      const PageScanItem item(task, i);
+      const std::byte* plane = item.PlaneOf(task, plane_kind);
+      // Also into the pages of the next task.
+      const PageScanItem ahead(task, std::min(i + kItemsAhead, last_item));
+      pages[i % 2] = {plane, plane + 2 * format.dim, plane + format.code_offset,
+                      ahead.PlaneOf(task, plane_kind) - plane};
+      const float* q = task.q + item.head * group_floats + first_query_head * format.dim;
+      MakeFactors<kBits, kHeads, kDim>(pages[i % 2], q, format.dim, factors[i % 2]);
     }
-    for (size_t i = 0; i < n; ++i) {
-      MakeFactors<kBits, kHeads, kDim>(pages[i], task.q + first_head * format.dim, format.dim,
-                                       factors[i]);
+    if (const int64_t i = turn - 1; 0 <= i && i < task.size()) {
+      ScorePage<kBits, kHeads, kDim>(pages[i % 2], format.dim, slots, factors[i % 2],
+                                     scores[i % 2]);
     }
-    for (size_t i = 0; i < n; ++i) {
-      ScorePage<kBits, kHeads, kDim>(pages[i], format.dim, slots, factors[i], scores[i]);
-    }
-    for (size_t i = 0; i < n; ++i) {
-      const size_t at = first_head * stride + static_cast<size_t>(first) + i;
+    if (const int64_t i = turn - 2; 0 <= i) {
+      const size_t at =
+          first_query_head * stride + static_cast<size_t>(PageScanItem(task, i).MassIndex(task));
       float page_max[kMaxHeadBlock];
       float page_sum[kMaxHeadBlock];
-      SumPage<kHeads>(scores[i], slots, page_max, page_sum,
+      SumPage<kHeads>(scores[i % 2], slots, page_max, page_sum,
                       masses.weights == nullptr ? nullptr : masses.weights + at * slots,
                       stride * slots);
       for (size_t r = 0; r < kHeads; ++r) {
@@ -211,14 +211,14 @@ void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& for
 // Loops over the channels are unrolled for the usual head dimensions.
 template <int kBits, size_t kHeads>
 void ScanHeads(const PageScanTask& task, Plane plane, const SketchFormat& format,
-               size_t first_head) {
+               size_t first_query_head) {
   switch (kHasByteProducts<kBits> ? format.dim : 0) {
     case 64:
-      return ScanRun<kBits, kHeads, 64>(task, plane, format, first_head);
+      return ScanRun<kBits, kHeads, 64>(task, plane, format, first_query_head);
     case 128:
-      return ScanRun<kBits, kHeads, 128>(task, plane, format, first_head);
+      return ScanRun<kBits, kHeads, 128>(task, plane, format, first_query_head);
     default:
-      return ScanRun<kBits, kHeads, 0>(task, plane, format, first_head);
+      return ScanRun<kBits, kHeads, 0>(task, plane, format, first_query_head);
   }
 }
 
@@ -230,7 +230,6 @@ void ScanBlocks(const PageScanTask& task, Plane plane, const SketchFormat& forma
 }
 
 void ScanTask(const PageScanTask& task, Plane plane, const SketchFormat& format) {
-  WINNOW_CHECK(format.dim <= kMaxScanDim, "heads of {} dimensions", format.dim);
   switch (format.bits) {
     case 2:
       return ScanBlocks<2>(task, plane, format);

@@ -332,6 +332,24 @@ TEST(Sketch, NanInAPageReachesItsMassAndNoOther) {
   }
 }
 
+TEST(Sketch, AValueThatItCannotHoldReachesTheMassOfItsPageAndNoOther) {
+  const Shape shape{2, 2, 64, 32, 96};
+  Context context(shape, {Plane::kKeys2, Plane::kKeys4, Plane::kKeys8, Plane::kValues4});
+  std::vector<float> values = context.values;
+  values[40 * 2 * 64 + 3] = 65505;  // of head 0, in page 4 once it is appended
+  context.Append(context.keys, values);
+  for (const int bits : {2, 4, 8}) {
+    const Masses masses = Scan(context, bits, false);
+    for (int head = 0; head < 4; ++head) {
+      for (int64_t page = 0; page < 6; ++page) {
+        EXPECT_EQ(std::isnan(masses.sum[head * 6 + page]), page == 4 && head < 2);
+      }
+    }
+    const std::byte* plane = context.View().PlaneOf(KeySketchPlane(bits), 4, 0);
+    EXPECT_TRUE(std::isnan(SketchError(context.layout(), plane, bits)));
+  }
+}
+
 TEST(Sketch, EqualKeysHaveNoError) {
   const Shape shape{1, 1, 64, 32, 32};
   Context context(shape, {Plane::kKeys4});

@@ -12,6 +12,7 @@
 #include <numbers>
 
 #include "ops/attention_state.h"
+#include "ops/byte_products-inl.h"
 #include "ops/fast_exp-inl.h"
 #include "ops/rows_cpu-inl.h"
 
@@ -19,48 +20,94 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-template <SummaryScore kScore>
-HWY_INLINE float ScoreOf(const float* q, const float* a, const float* b, size_t dim) {
+// scores[r] of kHeads <= kMaxHeadBlock query heads `dim` apart.
+template <SummaryScore kScore, size_t kHeads>
+HWY_INLINE void ScorePage(const float* q, const float* a, const float* b, size_t dim,
+                          float* scores) {
   const F32 f32;
-  VF32 sum = hn::Zero(f32);
-  VF32 half_squares = hn::Zero(f32);
+  VF32 sum[kMaxHeadBlock];
+  VF32 squares[kMaxHeadBlock];
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kMaxHeadBlock; ++r) sum[r] = squares[r] = hn::Zero(f32);
   for (size_t i = 0; i < dim; i += kLanes) {
-    const VF32 query = hn::LoadU(f32, q + i);
-    const VF32 first = hn::Mul(query, hn::LoadU(f32, a + i));
-    if constexpr (kScore == SummaryScore::kBox) {
-      // A NaN must not lose against a number.
-      const VF32 second = hn::Mul(query, hn::LoadU(f32, b + i));
-      sum = hn::Add(sum, hn::IfThenElse(hn::Gt(first, second), first, second));
-      sum = hn::Add(sum, hn::Mul(hn::Zero(f32), first));
-    } else {
-      sum = hn::Add(sum, first);
-    }
-    if constexpr (kScore == SummaryScore::kMeanStd) {
-      const VF32 spread = hn::Mul(query, hn::LoadU(f32, b + i));
-      half_squares = hn::MulAdd(spread, spread, half_squares);
+    const VF32 first_row = hn::LoadU(f32, a + i);
+    const VF32 second_row = kScore == SummaryScore::kMean ? first_row : hn::LoadU(f32, b + i);
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kHeads; ++r) {
+      const VF32 query = hn::LoadU(f32, q + r * dim + i);
+      if constexpr (kScore == SummaryScore::kBox) {
+        const VF32 first = hn::Mul(query, first_row);
+        const VF32 second = hn::Mul(query, second_row);
+        sum[r] = hn::Add(sum[r], hn::IfThenElse(hn::Gt(first, second), first, second));
+        // A NaN must not lose against a number.
+        squares[r] = hn::MulAdd(hn::Zero(f32), first, squares[r]);
+      } else {
+        sum[r] = hn::MulAdd(query, first_row, sum[r]);
+      }
+      if constexpr (kScore == SummaryScore::kMeanStd) {
+        const VF32 spread = hn::Mul(query, second_row);
+        squares[r] = hn::MulAdd(spread, spread, squares[r]);
+      }
     }
   }
-  sum = hn::MulAdd(hn::Set(f32, 0.5f), half_squares, sum);
-  return hn::GetLane(hn::SumOfLanes(f32, sum));
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kHeads; ++r) {
+    sum[r] = hn::MulAdd(hn::Set(f32, 0.5f), squares[r], sum[r]);
+  }
+  StoreSums4(f32, sum[0], sum[1], sum[2], sum[3], scores);
+}
+
+// The two statistics of a page, or the mean twice.
+struct Statistics {
+  const float* a;
+  const float* b;
+};
+
+template <SummaryScore kScore>
+HWY_INLINE Statistics StatisticsOf(const PageScanTask& task, const PageScanItem& item) {
+  const auto floats = [&](Plane plane) {
+    return reinterpret_cast<const float*>(item.PlaneOf(task, plane));
+  };
+  const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
+  if constexpr (kScore == SummaryScore::kMean) return {a, a};
+  if constexpr (kScore == SummaryScore::kBox) return {a, a + task.kv->layout->padded_dim};
+  return {a, floats(Plane::kKeyDeviation)};
 }
 
 template <SummaryScore kScore>
+HWY_INLINE void Prefetch(const Statistics& statistics, size_t dim) {
+  for (size_t i = 0; i < dim; i += 64 / sizeof(float)) {
+    __builtin_prefetch(statistics.a + i);
+    if (kScore != SummaryScore::kMean) __builtin_prefetch(statistics.b + i);
+  }
+}
+
+// Items between the one that is scored and the one that is fetched. The statistics of one KV head
+// are a few lines a page, which no hardware prefetcher follows from one page to the next.
+constexpr int64_t kItemsAhead = 2;
+
+template <SummaryScore kScore>
 void ScanRun(const PageScanTask& task) {
-  const PagedKv& kv = *task.kv;
-  const auto dim = static_cast<size_t>(kv.layout->padded_dim);
-  for (int64_t p = task.begin_page; p < task.end_page; ++p) {
-    const auto floats = [&](Plane plane) {
-      return reinterpret_cast<const float*>(kv.PlaneOf(plane, p, task.head));
-    };
-    const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
-    const float* b = kScore == SummaryScore::kMean  ? a
-                     : kScore == SummaryScore::kBox ? a + dim
-                                                    : floats(Plane::kKeyDeviation);
-    for (int r = 0; r < task.group_heads; ++r) {
-      const int64_t at = r * task.masses.stride + p;
-      task.masses.max[at] = ScoreOf<kScore>(task.q + static_cast<size_t>(r) * dim, a, b, dim);
-      task.masses.sum[at] = static_cast<float>(kv.layout->slots);
+  const auto dim = static_cast<size_t>(task.kv->layout->padded_dim);
+  const auto stride = static_cast<size_t>(task.masses.stride);
+  const auto slots = static_cast<float>(task.kv->layout->slots);
+  for (int64_t i = 0; i < task.size(); ++i) {
+    if (i + kItemsAhead < task.size()) {
+      const PageScanItem ahead(task, i + kItemsAhead);
+      Prefetch<kScore>(StatisticsOf<kScore>(task, ahead), dim);
     }
+    const PageScanItem item(task, i);
+    const auto [a, b] = StatisticsOf<kScore>(task, item);
+    const auto at = static_cast<size_t>(item.MassIndex(task));
+    const float* q = task.q + static_cast<size_t>(item.head) * task.group_heads * dim;
+    ForEachHeadBlock(task.group_heads, [&, a = a, b = b](auto n_heads, size_t first) HWY_ATTR {
+      float scores[kMaxHeadBlock];
+      ScorePage<kScore, n_heads()>(q + first * dim, a, b, dim, scores);
+      for (size_t r = 0; r < n_heads(); ++r) {
+        task.masses.max[at + (first + r) * stride] = scores[r];
+        task.masses.sum[at + (first + r) * stride] = slots;
+      }
+    });
   }
 }
 

@@ -13,7 +13,7 @@ namespace winnow {
 namespace {
 
 const std::vector<std::string>& Kinds() {
-  static const std::vector<std::string> kKinds = {"select", "residual", "certify"};
+  static const std::vector<std::string> kKinds = {"select", "solver", "residual", "certify"};
   return kKinds;
 }
 
@@ -45,6 +45,10 @@ std::vector<Clause> ParseClauses(std::string_view text) {
     const size_t equals = part.find('=');
     const std::string key(part.substr(0, equals));
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == part.size()) {
+      if (part != text) {
+        Throw(ErrorKind::kUsage, "the arm '{}': '{}' is no policy or parameter, which have values",
+              text, part);
+      }
       std::vector<std::string> known = KnownArms();
       Throw(ErrorKind::kUsage, "unknown arm '{}'{}; known: {}, or policies such as {}", text,
             DidYouMean(text, known), Joined(known), "select=sketch,budget=256,residual=sketch");
@@ -65,12 +69,56 @@ std::vector<Clause> ParseClauses(std::string_view text) {
   return clauses;
 }
 
-bool ParseCertify(const Clause& clause) {
-  const std::vector<std::string> names = {"none", "estimate"};
-  if (std::find(names.begin(), names.end(), clause.name) == names.end()) {
-    Throw(ErrorKind::kUsage, "{}", UnknownName("certificate", clause.name, names));
+// Layers, or KV heads of layers, where the residual abstains.
+CompletionGates GatesOf(Params& params) {
+  std::vector<CompletionGate> gates;
+  const std::string off = params.Text("off");
+  if (!off.empty()) gates = ParseGates(params.policy(), off);
+  const int64_t from_layer = params.Int("from_layer", 1, 1, 4096);
+  for (int layer = 0; layer < from_layer - 1; ++layer) gates.push_back({.layer = layer});
+  return CompletionGates(gates);
+}
+
+void RefuseContradictions(const DecodePolicy& policy, const Clause& select, const Clause& solver,
+                          const Clause& certify) {
+  const ReadRule& rule = policy.rule;
+  const Selector& selector = *policy.selector;
+  const bool widens = rule.tolerance < 1;
+  const bool by_estimate = (widens && !rule.certified) || rule.mass > 0;
+  if (widens && !rule.certified && !selector.estimates_mass()) {
+    Throw(ErrorKind::kUsage,
+          "select={} does not estimate the unread mass: it takes a tol only with a certificate "
+          "(certify=sketch)",
+          select.name);
   }
-  return clause.name != "none";
+  if (rule.gap > 0 && !selector.has_scores()) {
+    Throw(ErrorKind::kUsage, "select={} scores no keys: it takes no gap", select.name);
+  }
+  if (rule.mass > 0 && !selector.estimates_mass()) {
+    Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
+          select.name);
+  }
+  if (selector.chooses() && (by_estimate || rule.gap > 0)) {
+    Throw(ErrorKind::kUsage,
+          "select={} chooses by a number of its own: it takes no mass, no gap, and no tol for its "
+          "estimate",
+          select.name);
+  }
+  if (policy.solver.projects() &&
+      (widens || rule.gap > 0 || policy.residual != nullptr || policy.certify)) {
+    Throw(ErrorKind::kUsage,
+          "the weights of solver={} are no attention weights, so no mass is unread: it takes no "
+          "residual, no tol, no gap and no certificate of mass",
+          solver.name);
+  }
+  // Its bound of rounding is that of attention over whole pages, and what is left out of them is
+  // not in the mass that was read.
+  if (policy.certifier != nullptr && selector.chooses_tokens()) {
+    Throw(ErrorKind::kUsage,
+          "certify={} bounds what pages that are not read have of the mass, and select={} leaves "
+          "tokens out of those that it reads{}",
+          certify.name, select.name, selector.chooses() ? "" : ": give it Kc=0");
+  }
 }
 
 ParsedArm Parse(std::string_view text) {
@@ -78,39 +126,37 @@ ParsedArm Parse(std::string_view text) {
   if (text == "dense" || text == "auto") return {nullptr, "dense"};
   std::vector<Clause> clauses = ParseClauses(text);
   Clause select{"select", "sketch", Params("select=sketch")};
+  Clause solver{"solver", "softmax", Params("solver=softmax")};
   Clause residual{"residual", "none", Params("residual=none")};
-  Clause certify{"certify", "estimate", Params("certify=estimate")};
+  Clause certify{"certify", "", Params("certify")};
   for (Clause& clause : clauses) {
     (clause.kind == "select"     ? select
+     : clause.kind == "solver"   ? solver
      : clause.kind == "residual" ? residual
                                  : certify) = std::move(clause);
   }
   auto policy = std::make_unique<DecodePolicy>();
   policy->selector = MakeSelector(select.name, select.params);
   policy->residual = MakeResidual(residual.name, policy->selector->weight_bits(), residual.params);
-  if (policy->residual != nullptr) {
-    const std::string off = residual.params.Text("off");
-    if (!off.empty()) policy->gates = CompletionGates(ParseGates(residual.params.policy(), off));
-  }
+  if (policy->residual != nullptr) policy->gates = GatesOf(residual.params);
   // A residual that resolves values by token is good in every layer; what drops tokens, or takes
   // pages for points, is not in the first two.
-  policy->rule = ReadRule::FromParams(select.params, policy->wants_weights());
-  policy->certify = ParseCertify(certify);
+  policy->rule = select.name == "all"
+                     ? ReadRule::OfEverything(select.params)
+                     : ReadRule::FromParams(select.params, policy->wants_weights());
+  policy->solver = ParseSolver(solver.name, solver.params);
+  policy->drop_left_out = select.name == "exact" && policy->residual == nullptr;
+  if (certify.name.empty()) certify.name = policy->solver.projects() ? "none" : "estimate";
+  policy->certifier = MakeCertifier(certify.name, policy->selector->weight_bits(), certify.params);
+  policy->certify = certify.name != "none";
+  policy->rule.certified = policy->certifier != nullptr;
+  RefuseContradictions(*policy, select, solver, certify);
   std::string resolved;
-  for (const Clause* clause : {&select, &residual, &certify}) {
+  for (const Clause* clause : {&select, &solver, &residual, &certify}) {
     clause->params.Finish();
     resolved += fmt::format("{}{}={}{}", resolved.empty() ? "" : ",", clause->kind, clause->name,
                             clause->params.Canonical());
   }
-  if (policy->rule.tolerance < 1 && !policy->selector->estimates_mass()) {
-    Throw(ErrorKind::kUsage, "select={} does not estimate the unread mass: it takes no tol",
-          select.name);
-  }
-  if (policy->rule.mass > 0 && !policy->selector->estimates_mass()) {
-    Throw(ErrorKind::kUsage, "select={} does not estimate mass: it takes a budget, not a mass",
-          select.name);
-  }
-  if (select.name == "all") policy->rule.budget = int64_t{1} << 40;
   return {std::move(policy), std::move(resolved)};
 }
 

@@ -33,6 +33,9 @@ TEST(NearestName, OffersOnlyWhatIsNear) {
   EXPECT_EQ(NearestName("--tread", {"--threads", "--temp"}), "--threads");
   EXPECT_EQ(NearestName("zzzz", {"dense", "auto"}), "");
   EXPECT_EQ(NearestName("x", {}), "");
+  EXPECT_EQ(NearestName("3", {"2", "4", "34"}), "");
+  EXPECT_EQ(NearestName("llama", {"vllm", "llama.cpp"}), "llama.cpp");
+  EXPECT_EQ(NearestName("--no", {"--no-template", "--no-reuse"}), "");
 }
 
 std::string UsageError(const std::string& arm) {
@@ -47,10 +50,31 @@ std::string UsageError(const std::string& arm) {
 }
 
 TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
-  for (const std::string arm :
-       {"select=sketch", "select=sketch,bits=2,budget=64,residual=sketch,bits=2,tail=0",
-        "residual=sketch", "select=cascade,P=8,summary=mean", "select=vashista,mass=0.5,cap=512",
-        "select=quest,residual=centroid,certify=none", "select=random,seed=7", "select=all"}) {
+  for (const std::string arm : {"select=sketch",
+                                "select=sketch,bits=2,budget=64,residual=sketch,bits=2,tail=0",
+                                "residual=sketch",
+                                "select=cascade,P=8,summary=mean",
+                                "select=vashista,mass=0.5,cap=512",
+                                "select=quest,residual=centroid,certify=none",
+                                "select=recent,tol=0.1,fallback=cap,certify=sketch",
+                                "certify=deterministic",
+                                "select=sketch,gap=0.5,certify=sample,n=9,delta=0.01,seed=4",
+                                "select=random,seed=7",
+                                "select=all",
+                                "select=vashista,P=8,Kc=64",
+                                "select=vashista,Kc=0,super=0",
+                                "select=vashista,Kc=0,certify=sketch",
+                                "select=vashista,gap=0.1",
+                                "select=exact,budget=12",
+                                "select=exact,residual=centroid",
+                                "select=exact,fraction=0.01",
+                                "select=entrokv,bits=2,quota=20,tau=0.5",
+                                "select=entrokv,residual=sketch",
+                                "select=entrokv,tol=0.1,certify=sketch",
+                                "select=cascade,super=3",
+                                "solver=fw",
+                                "select=vashista,solver=eg,eps=0.5,iters=3",
+                                "solver=eg,leakage=0.05"}) {
     const std::string resolved = ParseArm(arm).resolved;
     EXPECT_EQ(ParseArm(resolved).resolved, resolved) << arm;
     EXPECT_NE(ParseArm(arm).fingerprint, 0u);
@@ -59,6 +83,8 @@ TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
               testing::HasSubstr("select=sketch,bits=4,budget=128"));
   EXPECT_NE(ParseArm("select=sketch").fingerprint,
             ParseArm("select=sketch,budget=128").fingerprint);
+  EXPECT_EQ(ParseArm("select=vashista,P=8").fingerprint,
+            ParseArm("select=vashista,budget=256").fingerprint);
   EXPECT_EQ(ParseArm("select=sketch,budget=256").fingerprint,
             ParseArm("select=sketch,bits=4").fingerprint);
 }
@@ -69,8 +95,22 @@ TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
               testing::HasSubstr("did you mean 'centroid'?"));
   EXPECT_THAT(UsageError("select=sketch,budgat=3"), testing::HasSubstr("did you mean 'budget'?"));
   EXPECT_THAT(UsageError("select=sketch,certify=estimat"), testing::HasSubstr("'estimate'"));
+  EXPECT_THAT(UsageError("certify=sketsh"), testing::HasSubstr("did you mean 'sketch'?"));
+  EXPECT_THAT(UsageError("certify=sketch,bit=8"), testing::HasSubstr("did you mean 'bits'?"));
+  EXPECT_THAT(UsageError("select=sketch,fallback=widn"), testing::HasSubstr("'widen'"));
   EXPECT_THAT(UsageError("selct=sketch"), testing::HasSubstr("did you mean 'select'?"));
   EXPECT_THAT(UsageError("select=sketch,bits=3"), testing::HasSubstr("2, 4, 8"));
+  EXPECT_THAT(UsageError("select=sketch,budget"), testing::HasSubstr("'budget' is no"));
+  EXPECT_THAT(UsageError("dense,select=sketch"), testing::HasSubstr("'dense' is no"));
+  EXPECT_THAT(UsageError("select=sketch,"), testing::HasSubstr("'' is no"));
+}
+
+TEST(Arm, WhatReadsEverythingTakesNoLimit) {
+  EXPECT_EQ(ParseArm("select=all").resolved,
+            "select=all,dense_layers=2,solver=softmax,residual=none,certify=estimate");
+  for (const std::string parameter : {"budget=64", "mass=0.9", "cap=5", "recent=1", "tol=0.1"}) {
+    EXPECT_THAT(UsageError("select=all," + parameter), testing::HasSubstr("has no parameter"));
+  }
 }
 
 TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
@@ -94,9 +134,74 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "select=recent,mass=0.9",
                                 "select=random,tol=0.1",
                                 "select=quest,mass=0.9",
+                                "select=vashista,P=0",
+                                "select=vashista,P=8,budget=256",
+                                "select=vashista,P=8,mass=0.9",
+                                "select=vashista,Kc=-1",
+                                "select=meanstd,Kc=5",
+                                "select=exact,mass=0.9",
+                                "select=exact,tol=0.1",
+                                "select=exact,residual=sketch",
+                                "select=entrokv,mass=0.9",
+                                "select=entrokv,quota=0",
+                                "select=entrokv,quota=8,budget=9",
+                                "solver=newton",
+                                "solver=softmax,eps=1",
+                                "solver=fw,eps=1",
+                                "solver=eg,eps=1,leakage=0.1",
+                                "solver=fw,residual=centroid",
+                                "residual=sketch,solver=eg",
+                                "select=sketch,tol=0.1,solver=fw",
+                                "solver=fw,certify=estimate",
+                                "solver=fw,certify=sketch",
+                                "solver=fw,residual=cumulant",
+                                "select=sketch,gap=0.5,solver=fw",
+                                "select=sketch,tol=0.1,solver=eg,certify=sketch",
+                                "select=vashista,certify=sketch",
+                                "select=vashista,Kc=9,certify=deterministic",
+                                "select=exact,certify=sample",
+                                "select=exact,gap=0.5",
+                                "select=exact,budget=9,fraction=0.1",
+                                "select=vashista,P=8,fraction=0.1",
+                                "select=entrokv,tol=0.1",
+                                "select=entrokv,gap=0.5",
+                                "select=entrokv,quota=8,fraction=0.1",
+                                "select=random,gap=1",
+                                "select=sketch,gap=-1",
+                                "select=recent,tol=0.1,certify=estimate",
+                                "certify=estimate,bits=8",
+                                "certify=sketch,bits=5",
+                                "certify=sample,n=-1",
+                                "certify=sample,delta=0",
+                                "certify=sample,delta=1",
+                                "select=sketch,fraction=0.1,budget=64",
+                                "select=sketch,fraction=0.1,mass=0.9",
+                                "select=sketch,fraction=0",
+                                "select=sketch,fraction=1.5",
+                                "residual=phi",
+                                "residual=phi_nosub,file=",
+                                "residual=sample,n=0",
+                                "residual=sample,strata=tokens",
+                                "residual=centroid,from_layer=0",
+                                "residual=centroid,off=0",
+                                "residual=none,from_layer=3",
                                 "dense,budget=3"}) {
     EXPECT_FALSE(UsageError(arm).empty()) << arm;
   }
+}
+
+TEST(Arm, CandidatesThatAreLeftOutNeedMeanValues) {
+  EXPECT_TRUE(ArmPlanes({"select=vashista"}).Contains({Plane::kKeyMean, Plane::kValueMean}));
+  EXPECT_TRUE(ArmPlanes({"select=vashista,Kc=0"}) == PlaneSet({Plane::kKeyMean}));
+  EXPECT_TRUE(ArmPlanes({"select=exact"}).empty());
+  EXPECT_TRUE(ArmPlanes({"select=exact,residual=centroid"}).Has(Plane::kValueMean));
+}
+
+TEST(Arm, ASolverOfItsOwnWritesDownNoMass) {
+  EXPECT_TRUE(MakeDecodePolicy("select=sketch")->certify);
+  EXPECT_FALSE(MakeDecodePolicy("select=sketch,solver=fw")->certify);
+  EXPECT_THAT(ParseArm("solver=eg").resolved,
+              testing::HasSubstr("solver=eg,iters=12,eps=1,residual=none,certify=none"));
 }
 
 TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {
@@ -106,6 +211,9 @@ TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {
   EXPECT_TRUE(planes.Contains({Plane::kKeys2, Plane::kKeys4, Plane::kValues4, Plane::kKeyBox,
                                Plane::kKeyMean, Plane::kValueMean}));
   EXPECT_FALSE(planes.Has(Plane::kKeys8));
+  EXPECT_EQ(ArmPlanes({"select=recent,certify=sketch"}), PlaneSet({Plane::kKeys8}));
+  EXPECT_EQ(ArmPlanes({"select=recent,certify=deterministic"}),
+            ArmPlanes({"select=recent,certify=sample"}));
 }
 
 }  // namespace

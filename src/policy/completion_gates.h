@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace winnow {
@@ -14,7 +15,7 @@ struct CompletionGate {
   int kv_head = -1;  // -1: all of them
   bool operator==(const CompletionGate&) const = default;
   bool operator<(const CompletionGate& other) const {
-    return layer != other.layer ? layer < other.layer : kv_head < other.kv_head;
+    return std::tie(layer, kv_head) < std::tie(other.layer, other.kv_head);
   }
 };
 

@@ -29,7 +29,8 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates) {
   std::string best;
-  size_t best_distance = std::max<size_t>(1, (name.size() + 2) / 3) + 1;
+  // Nothing in common is not near, as two digits are.
+  size_t best_distance = std::min(std::max<size_t>(1, (name.size() + 2) / 3) + 1, name.size());
   for (const std::string& candidate : candidates) {
     const size_t distance = EditDistance(name, candidate);
     if (distance < best_distance) {
@@ -37,7 +38,11 @@ std::string NearestName(std::string_view name, const std::vector<std::string>& c
       best = candidate;
     }
   }
-  return best;
+  if (!best.empty() || name.size() < 2) return best;
+  // What only one of them begins with: 'llama' for 'llama.cpp'.
+  const auto begins = [&](const std::string& candidate) { return candidate.starts_with(name); };
+  const auto first = std::find_if(candidates.begin(), candidates.end(), begins);
+  return std::count_if(candidates.begin(), candidates.end(), begins) == 1 ? *first : "";
 }
 
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& candidates) {

@@ -28,6 +28,25 @@ void Params::Set(std::string key, std::string value) {
 
 bool Params::Has(std::string_view key) const { return Find(key) != nullptr; }
 
+void Params::Imply(const std::string& key, const std::string& value) {
+  const std::string* given = Find(key);
+  if (given == nullptr) return Set(key, value);
+  if (*given != value) {
+    Throw(ErrorKind::kUsage, "{}: {}={} contradicts what was given beside it, which means {}",
+          policy_, key, *given, value);
+  }
+}
+
+void Params::Replace(std::string_view key, const std::string& other, const std::string& value) {
+  if (Has(other)) {
+    Throw(ErrorKind::kUsage, "{}: {} and {} contradict each other: one of them", policy_, key,
+          other);
+  }
+  std::erase_if(given_, [&](const Given& given) { return given.key == key; });
+  std::erase_if(asked_, [&](const Given& asked) { return asked.key == key; });
+  Set(other, value);
+}
+
 const std::string* Params::Find(std::string_view key) const {
   for (const Given& given : given_) {
     if (given.key == key) return &given.value;

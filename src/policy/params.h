@@ -18,6 +18,11 @@ class Params {
   // Throws Error(kUsage) if the key was set before.
   void Set(std::string key, std::string value);
   bool Has(std::string_view key) const;
+  // Gives `key` this value. Throws Error(kUsage) if it was given another.
+  void Imply(const std::string& key, const std::string& value);
+  // What was given as `key` is taken as `other` with `value` from here on. Throws Error(kUsage) if
+  // `other` was given too.
+  void Replace(std::string_view key, const std::string& other, const std::string& value);
 
   // The value, or the default. Each throws Error(kUsage), naming the policy, the key and what may
   // be given, for a value that is not a number or out of [min, max].

@@ -187,12 +187,6 @@ bool SettleSimpleCases(const ReadPart& read, std::span<const UnreadPart> parts,
   return true;
 }
 
-double LogAdd(double x, double y) {
-  const double top = std::max(x, y);
-  if (std::isinf(top)) return top;
-  return top + std::log1p(std::exp(std::min(x, y) - top));
-}
-
 // 1/(1 + e^{read − unread})
 double Share(double log_unread, double log_read) {
   if (log_unread == -kInfinity) return 0;
@@ -212,26 +206,31 @@ UnreadPart SummaryPart(std::span<const double> q, const PageSummaryView& page) {
   return part;
 }
 
-ShareInterval BoundUnreadShare(const ReadPart& read, std::span<const UnreadPart> parts) {
+ShareInterval BoundShare(const LogInterval& read, const LogInterval& unread) {
   ShareInterval share;
-  share.statement = StatementOf(read, parts);
+  share.statement = Both(read.statement, unread.statement);
   if (share.statement.standing == Standing::kNotFinite) return share;
-  double lo = -kInfinity;
-  double hi = -kInfinity;
-  for (const UnreadPart& part : parts) {
-    lo = LogAdd(lo, part.log_mass.lo);
-    hi = LogAdd(hi, part.log_mass.hi);
-  }
-  if (read.log_mass == -kInfinity && hi > -kInfinity) {
+  constexpr double kSlack = 16 * kEpsilon;
+  if (read.hi == -kInfinity && unread.hi > -kInfinity) {
     share.lo = 1;  // nothing was read and something was not
   } else {
-    const double slack = 4 * static_cast<double>(parts.size() + 8) * kEpsilon;
-    share.lo = Share(lo, read.log_mass + read.log_mass_error) * (1 - slack);
-    share.hi = hi == kInfinity
-                   ? 1
-                   : std::min(1.0, Share(hi, read.log_mass - read.log_mass_error) * (1 + slack));
+    share.lo = Share(unread.lo, read.hi) * (1 - kSlack);
+    share.hi = unread.hi == kInfinity ? 1 : std::min(1.0, Share(unread.hi, read.lo) * (1 + kSlack));
   }
-  if (share.hi - share.lo >= kVacuousShareWidth) share.statement.standing = Standing::kVacuous;
+  // A mass without upper bound may still have a large lower one: the width decides.
+  share.statement.standing =
+      share.hi - share.lo >= kVacuousShareWidth ? Standing::kVacuous : Standing::kInformative;
+  return share;
+}
+
+ShareInterval BoundUnreadShare(const ReadPart& read, std::span<const UnreadPart> parts) {
+  LogInterval unread = LogInterval::Empty();
+  for (const UnreadPart& part : parts) unread.Add(part.log_mass);
+  ShareInterval share = BoundShare(AsPart(read).log_mass, unread);
+  const Statement statement = StatementOf(read, parts);
+  if (statement.standing == Standing::kNotFinite) return {0, 1, statement};
+  share.statement.kind = statement.kind;
+  share.statement.delta = statement.delta;
   return share;
 }
 

@@ -48,7 +48,9 @@ struct ShareInterval {
   double hi = 1;
   Statement statement;
 };
-// Share of the unread mass in all: [L/(Z_E + L), U/(Z_E + U)] with the sums L and U of the
+// Share of the unread mass in all, from intervals of log Z_E and of the log of the unread mass.
+ShareInterval BoundShare(const LogInterval& read, const LogInterval& unread);
+// The same from parts: [L/(Z_E + L), U/(Z_E + U)] with the sums L and U of the
 // intervals' ends.
 ShareInterval BoundUnreadShare(const ReadPart& read, std::span<const UnreadPart> parts);
 

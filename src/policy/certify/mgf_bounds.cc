@@ -77,6 +77,28 @@ double LeastDeviation(const Sums& sums, double slack) {
 
 }  // namespace
 
+LogInterval LogInterval::Empty() {
+  return {-kInfinity, -kInfinity, {StatementKind::kDeterministic}};
+}
+
+void LogInterval::Add(const LogInterval& other) {
+  constexpr double kSlack = 4 * kEpsilon;
+  const auto sum = [](double x, double y, double direction) {
+    const double top = std::max(x, y);
+    if (std::isinf(top)) return top;
+    const double log = top + std::log1p(std::exp(std::min(x, y) - top));
+    return log + direction * kSlack * (1 + std::abs(log));
+  };
+  statement = Both(statement, other.statement);
+  if (statement.standing == Standing::kNotFinite) {
+    lo = -kInfinity;
+    hi = kInfinity;
+    return;
+  }
+  lo = sum(lo, other.lo, -1);
+  hi = sum(hi, other.hi, +1);
+}
+
 double LogMgfUpper(double b, double v) {
   if (std::isnan(b) || std::isnan(v)) return b + v;
   if (b <= 0 || v <= 0) return 0;

@@ -41,6 +41,12 @@ struct LogInterval {
   double hi = 0;
   // Vacuous if it does not bound from above; not finite: (-inf, +inf).
   Statement statement;
+
+  // Of no mass at all, to add to.
+  static LogInterval Empty();
+  // The interval of the sum of both masses, rounded outward. One part without upper bound makes the
+  // sum vacuous, one that is not finite the sum so.
+  void Add(const LogInterval& other);
 };
 
 enum class MassBound {

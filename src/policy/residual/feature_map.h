@@ -43,7 +43,8 @@ struct FeatureMap {
 
 // Kept between calls, so that nothing is allocated after the first.
 struct FeatureMapScratch {
-  std::vector<double> g0, inner, g1;  // [hidden]
+  std::vector<double> g0, inner, g1;  // [hidden] of each vector
+  std::vector<double> x, log_phi;     // of the vectors that pass together
 };
 
 // log_phi [n_features] of x [head_dim]; GELU in its erf form. The map's parts have to fit one
@@ -51,5 +52,11 @@ struct FeatureMapScratch {
 template <typename W>
 void LogFeatures(const FeatureMap<W>& map, std::span<const double> x, FeatureMapScratch& scratch,
                  std::span<double> log_phi);
+
+// log_phi [T, n_features] of rows x [T, head_dim], several at a time: the numbers of LogFeatures,
+// rounded to float.
+template <typename W>
+void LogFeaturesOfRows(const FeatureMap<W>& map, TensorView<const double, 2> x,
+                       FeatureMapScratch& scratch, TensorView<float, 2> log_phi);
 
 }  // namespace winnow

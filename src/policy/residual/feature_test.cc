@@ -226,6 +226,40 @@ TEST(FeatureMap, FollowsItsFormula) {
   EXPECT_NEAR(log_phi, -1 + 2 * g0 + 3 * g1 + 0.5, 1e-14);  // a dozen roundings of numbers under 4
 }
 
+// Eight vectors pass together; eleven leave a rest, and five rows of a matrix no whole block.
+TEST(FeatureMap, ManyRowsAreEachRow) {
+  Rng rng(3);
+  const auto numbers = [&](size_t n) {
+    std::vector<float> values(n);
+    for (float& x : values) x = static_cast<float>(rng.Normal());
+    return values;
+  };
+  const std::vector<float> w_s = numbers(21), w_1 = numbers(49), w_2 = numbers(49),
+                           w_o = numbers(35), b = numbers(7);
+  const FeatureMap<float> map{{w_s.data(), {7, 3}},
+                              {w_1.data(), {7, 7}},
+                              {w_2.data(), {7, 7}},
+                              {w_o.data(), {5, 7}},
+                              b,
+                              b,
+                              b,
+                              std::span(b).first(5),
+                              0.25,
+                              -1};
+  std::vector<double> x(11 * 3);
+  for (double& value : x) value = rng.Normal();
+  std::vector<float> rows(11 * 5);
+  FeatureMapScratch scratch;
+  LogFeaturesOfRows(map, {x.data(), {11, 3}}, scratch, {rows.data(), {11, 5}});
+  std::vector<double> alone(5);
+  for (size_t t = 0; t < 11; ++t) {
+    LogFeatures(map, std::span<const double>(x).subspan(3 * t, 3), scratch, alone);
+    for (size_t f = 0; f < 5; ++f) {
+      EXPECT_FLOAT_EQ(rows[5 * t + f], static_cast<float>(alone[f])) << t << ' ' << f;
+    }
+  }
+}
+
 TEST(PhiLoss, IsZeroForThePerfectStudentAndCountsEachTerm) {
   const std::vector<double> teacher = {0, -1, -20};
   const reference::PhiLoss none = reference::ComputePhiLoss(teacher, teacher, {});

@@ -27,7 +27,7 @@ class SketchResidual : public ResidualEstimator {
     heads_[head] = {kept_[head], unread.shares, unread.log_totals};
   }
 
-  void Estimate(const LayerStep& step, ResidualStates states, int64_t* bytes_read) override {
+  void Estimate(const LayerStep& step, ResidualStates states, ResidualAccount* account) override {
     if (step.queries.empty()) return;
     const PageLayout& layout = *step.queries[0].kv.layout;
     const int kv_heads = layout.kv_heads;
@@ -41,7 +41,7 @@ class SketchResidual : public ResidualEstimator {
                           .log_mass = states.log_mass + first_head});
     }
     SketchValues(*step.pool, queries_, step.params.query_heads, value_bits_, workspace_,
-                 bytes_read);
+                 &account->bytes_read);
   }
 
  private:

@@ -14,6 +14,7 @@ class RankingSelector : public Selector {
  public:
   PlaneSet planes() const override { return {}; }
   bool estimates_mass() const override { return false; }
+  bool has_scores() const override { return false; }
   void Score(const LayerStep& step, int64_t* /*bytes_read*/) override {
     for (const PageMasses& masses : step.masses) {
       for (int64_t page = 0; page < masses.n_pages; ++page) {

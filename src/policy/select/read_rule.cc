@@ -2,33 +2,69 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <string>
 
 #include "core/error.h"
+#include "policy/residual/budget.h"
 
 namespace winnow {
 namespace {
 
 constexpr int64_t kManyTokens = int64_t{1} << 30;
-constexpr int kMaxWidenings = 2;
 
-// The smallest k <= n such that the pages after the first k of `order`, whose pooled shares add up
-// to `unread` together, add up to at most `allowed`.
-int64_t PagesUntil(std::span<const float> pooled, const std::vector<int32_t>& order, double unread,
-                   double allowed) {
+// Larger shares first, ties to the lower page.
+auto Better(std::span<const float> pooled) {
+  return [pooled](int32_t a, int32_t b) {
+    return pooled[a] != pooled[b] ? pooled[a] > pooled[b] : a < b;
+  };
+}
+
+Fallback ParseFallback(Params& params) {
+  const std::string name = params.Choice("fallback", "widen", {"widen", "dense", "cap"});
+  return name == "widen" ? Fallback::kWiden : name == "dense" ? Fallback::kDense : Fallback::kCap;
+}
+
+// The smallest k such that the shares after the first k, of `sum` in all, add up to at most
+// `allowed`.
+int64_t PagesUntil(std::span<const float> descending, double sum, double allowed) {
   int64_t k = 0;
-  while (k < std::ssize(order) && unread > allowed) unread -= pooled[order[k++]];
+  while (k < std::ssize(descending) && sum > allowed) sum -= descending[k++];
   return k;
+}
+
+int DenseLayers(Params& params, bool sparse_everywhere) {
+  return static_cast<int>(params.Int("dense_layers", sparse_everywhere ? 0 : 2, 0, kManyTokens));
+}
+
+// Of n pages, how many to read where k were chosen and `needed` would meet the tolerance.
+int64_t Widen(Fallback fallback, int64_t k, int64_t needed, int64_t n, PageChoice* choice) {
+  choice->over_tolerance = fallback == Fallback::kCap && k < needed;
+  if (choice->over_tolerance) return k;
+  while (fallback == Fallback::kWiden && k < needed && choice->widened < kMaxWidenings) {
+    k = std::min<int64_t>(std::max<int64_t>(2 * k, 1), n);
+    ++choice->widened;
+  }
+  choice->all_for_tolerance = k < needed;
+  return choice->all_for_tolerance ? n : k;
 }
 
 }  // namespace
 
 ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
   ReadRule rule;
-  if (params.Has("budget") && params.Has("mass")) {
-    Throw(ErrorKind::kUsage, "{}: budget and mass contradict each other: one of them",
+  const bool by_fraction = params.Has("fraction");
+  if ((params.Has("budget") && (params.Has("mass") || by_fraction)) ||
+      (params.Has("mass") && by_fraction)) {
+    Throw(ErrorKind::kUsage, "{}: budget, mass and fraction contradict each other: one of them",
           params.policy());
   }
-  if (params.Has("mass")) {
+  if (by_fraction) {
+    rule.fraction = params.Number("fraction", 0.01, 1e-9, 1);
+  } else if (params.Has("mass")) {
     rule.mass = params.Number("mass", 0.99, 1e-6, 1);
     rule.floor = params.Int("floor", 0, 0, kManyTokens);
     rule.cap = params.Int("cap", 0, 0, kManyTokens);
@@ -40,69 +76,107 @@ ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
     rule.budget = params.Int("budget", sparse_everywhere ? 128 : 256, 1, kManyTokens);
   }
   rule.tolerance = params.Number("tol", 1, 0, 1);
+  rule.gap = params.Number("gap", 0, 0, 1e9);
+  rule.fallback = ParseFallback(params);
   rule.sinks = params.Int("sinks", 4, 0, kManyTokens);
-  rule.recent = params.Int("recent", 64, 1, kManyTokens);
+  // A share of the prompt has the paper's anchors: its last 16 tokens, and what is generated.
+  rule.recent = params.Int("recent", by_fraction ? 1 : 64, 1, kManyTokens);
+  rule.tail = params.Int("tail", by_fraction ? 16 : 0, 0, kManyTokens);
   rule.gen_exact = params.Int("gen_exact", 1024, 0, kManyTokens);
-  rule.dense_layers =
-      static_cast<int>(params.Int("dense_layers", sparse_everywhere ? 0 : 2, 0, kManyTokens));
+  rule.dense_layers = DenseLayers(params, sparse_everywhere);
   return rule;
+}
+
+ReadRule ReadRule::OfEverything(Params& params) {
+  return {.budget = kManyTokens, .dense_layers = DenseLayers(params, false)};
 }
 
 MiddlePages FindMiddle(const ReadRule& rule, int64_t n_tokens, int64_t n_generated, int slots) {
   const int64_t begin = (rule.sinks + slots - 1) / slots;
-  const int64_t last_kept = std::max(rule.recent, std::min(n_generated, rule.gen_exact));
-  const int64_t end = std::max<int64_t>(0, n_tokens - last_kept) / slots;
-  return {begin, std::max(begin, end)};
+  const int64_t kept = std::min(n_generated, rule.gen_exact) + rule.tail;
+  const int64_t end = std::max<int64_t>(0, n_tokens - std::max(rule.recent, kept)) / slots;
+  MiddlePages middle = {begin, std::max(begin, end), rule.budget};
+  if (rule.fraction > 0) {
+    middle.budget = ExactBudget(n_tokens - n_generated, rule.fraction,
+                                {.sinks = rule.sinks, .tail = rule.tail});
+  }
+  return middle;
 }
 
 void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group, int slots,
                  MiddlePages middle, PageChoice* choice) {
-  *choice = {.read = std::move(choice->read), .unread = std::move(choice->unread)};
-  std::vector<int32_t>& order = choice->read;
-  order.clear();
+  *choice = {.read = std::move(choice->read),
+             .unread = std::move(choice->unread),
+             .descending = std::move(choice->descending)};
+  choice->read.clear();
   choice->unread.clear();
-  double in_middle = 0;
-  for (int64_t page = middle.begin; page < middle.end; ++page) {
-    order.push_back(static_cast<int32_t>(page));
-    in_middle += pooled[page];
-  }
-  const auto n = std::ssize(order);
+  std::vector<float>& descending = choice->descending;
+  descending.assign(pooled.begin() + middle.begin, pooled.begin() + middle.end);
+  const auto n = std::ssize(descending);
+  const double in_middle = std::accumulate(descending.begin(), descending.end(), 0.0);
   choice->not_finite = !std::isfinite(in_middle);
   if (choice->not_finite) return;
   const auto pages = [slots](int64_t tokens) { return (tokens + slots - 1) / slots; };
-  const auto better = [&](int32_t a, int32_t b) {
-    return pooled[a] != pooled[b] ? pooled[a] > pooled[b] : a < b;
-  };
+  const double tolerance = rule.certified ? 1 : rule.tolerance;
 
-  int64_t k = std::min<int64_t>(pages(rule.budget), n);
-  const bool by_share = rule.mass > 0 || rule.tolerance < 1;
+  int64_t k = std::min<int64_t>(pages(rule.fraction > 0 ? middle.budget : rule.budget), n);
+  const bool by_share = rule.mass > 0 || tolerance < 1;
   if (by_share) {
-    std::sort(order.begin(), order.end(), better);
+    std::sort(descending.begin(), descending.end(), std::greater<>());
     if (rule.mass > 0) {
-      k = std::max(PagesUntil(pooled, order, in_middle, (1 - rule.mass) * group),
-                   pages(rule.floor));
+      k = std::max(PagesUntil(descending, in_middle, (1 - rule.mass) * group), pages(rule.floor));
       if (rule.cap > 0) k = std::min(k, pages(rule.cap));
       k = std::min<int64_t>(k, n);
     }
-    if (rule.tolerance < 1) {
-      const int64_t needed = PagesUntil(pooled, order, in_middle, rule.tolerance * group);
-      while (k < needed && choice->widened < kMaxWidenings) {
-        k = std::min<int64_t>(std::max<int64_t>(2 * k, 1), n);
-        ++choice->widened;
-      }
-      choice->all_for_tolerance = k < needed;
-      if (choice->all_for_tolerance) k = n;
+    if (tolerance < 1) {
+      k = Widen(rule.fallback, k, PagesUntil(descending, in_middle, tolerance * group), n, choice);
     }
   } else if (k > 0 && k < n) {
-    std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), better);
+    std::nth_element(descending.begin(), descending.begin() + (k - 1), descending.end(),
+                     std::greater<>());
   }
-  // The k best are those not worse than the k-th.
-  const int32_t last = k > 0 ? order[k - 1] : 0;
-  order.clear();
+  // The k best are those above the k-th, and of its equals the first ones.
+  const float last = k > 0 ? descending[k - 1] : std::numeric_limits<float>::infinity();
+  int64_t equals = k - std::count_if(descending.begin(), descending.begin() + k,
+                                     [last](float share) { return share > last; });
   for (auto page = static_cast<int32_t>(middle.begin); page < middle.end; ++page) {
-    const bool read = k == n || (k > 0 && !better(last, page));
-    (read ? order : choice->unread).push_back(page);
+    const float share = pooled[page];
+    const bool read = k == n || share > last || (share == last && equals-- > 0);
+    (read ? choice->read : choice->unread).push_back(page);
   }
+}
+
+std::vector<int32_t> PageChoice::ReadMore(std::span<const float> pooled, int64_t n) {
+  std::vector<int32_t> more = unread;
+  n = std::min<int64_t>(n, std::ssize(more));
+  if (n < std::ssize(more)) {
+    std::nth_element(more.begin(), more.begin() + n, more.end(), Better(pooled));
+    more.resize(n);
+    std::sort(more.begin(), more.end());
+  }
+  std::vector<int32_t> rest;
+  std::set_difference(unread.begin(), unread.end(), more.begin(), more.end(),
+                      std::back_inserter(rest));
+  unread = std::move(rest);
+  const auto middle = read.insert(read.end(), more.begin(), more.end());
+  std::inplace_merge(read.begin(), middle, read.end());
+  return more;
+}
+
+float ScoreGap(const PageMasses& masses, int group, MiddlePages middle) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float least = kInfinity;
+  for (int r = 0; r < group; ++r) {
+    float best = -kInfinity;
+    float second = -kInfinity;
+    for (int64_t page = middle.begin; page < middle.end; ++page) {
+      const float score = masses.max[r * masses.stride + page];
+      second = std::max(second, std::min(best, score));
+      best = std::max(best, score);
+    }
+    if (second > -kInfinity) least = std::min(least, best - second);
+  }
+  return least;
 }
 
 void DropTail(std::span<const float> pooled, double tail, std::vector<int32_t>* pages) {

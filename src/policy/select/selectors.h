@@ -13,9 +13,12 @@ namespace winnow {
 // Each reads its own parameters and throws Error(kUsage) for what it cannot take.
 std::unique_ptr<Selector> MakeSketchSelector(Params& params);   // bits=4
 std::unique_ptr<Selector> MakeCascadeSelector(Params& params);  // summary=meanstd, P=64, bits=4
-std::unique_ptr<Selector> MakeVashista(Params& params);         // summary=mean
+std::unique_ptr<Selector> MakeVashista(Params& params);         // summary=mean, Kc=128, P, super
 std::unique_ptr<Selector> MakeMeanStdSelector(Params& params);
 std::unique_ptr<Selector> MakeQuestSelector(Params& params);
+// bits=4, tau=1, zeta=0.5, z_min=0.05, quota
+std::unique_ptr<Selector> MakeEntroKvSelector(Params& params);
+std::unique_ptr<Selector> MakeExactSelector(Params& params);
 std::unique_ptr<Selector> MakeOracleSelector(Params& params);
 std::unique_ptr<Selector> MakeRecentSelector(Params& params);
 std::unique_ptr<Selector> MakeRandomSelector(Params& params);  // seed=0
@@ -42,5 +45,7 @@ class ScanningSelector : public Selector {
   PageScanWorkspace workspace_;
 };
 SummaryScore ParseSummary(Params& params, std::string_view fallback);
+// super=64: super-pages whose pages are looked at (SummaryRouter)
+int64_t ParseSuperPages(Params& params);
 
 }  // namespace winnow

@@ -1,0 +1,98 @@
+// How sure a sparse layer is of what it left unread, and reading more where that is not enough.
+#include <algorithm>
+#include <cmath>
+
+#include "attention/sparse_decode.h"
+#include "ops/attention_state.h"
+
+namespace winnow {
+
+// Bounds every head; then those above tolerance read more, and only those are bounded again, until
+// all are done. A head that has read everything is.
+void SparseDecode::Certify(DecodePolicy& policy, const LayerStep& step,
+                           std::span<const SparseSlot> slots) {
+  shares_.resize(slots.size() * query_heads_);
+  open_.clear();
+  for (size_t h = 0; h < heads_.size(); ++h) open_.push_back(h);
+  while (true) {
+    Bound(policy, step);
+    std::erase_if(open_, [&](size_t h) { return !NeedsMore(policy.rule, h); });
+    if (open_.empty()) return;
+    ReadMore(policy.rule, step, slots);
+  }
+}
+
+void SparseDecode::Bound(DecodePolicy& policy, const LayerStep& step) {
+  read_heads_.clear();
+  for (size_t h : open_) {
+    read_heads_.push_back({.query = static_cast<int64_t>(h) / layout_->kv_heads,
+                           .kv_head = static_cast<int>(h % layout_->kv_heads),
+                           .unread = heads_[h].choice.unread,
+                           .tokens_read = heads_[h].outcome.tokens_read,
+                           .log_mass = log_mass_.data() + h * group_});
+  }
+  open_shares_.resize(open_.size() * group_);
+  policy.certifier->Certify(step, read_heads_, open_shares_, &bytes_.certified);
+  for (size_t i = 0; i < open_.size(); ++i) {
+    std::copy_n(open_shares_.begin() + i * group_, group_, shares_.begin() + open_[i] * group_);
+  }
+}
+
+// As estimates are, the mean of the group's heads is compared with the tolerance. What could not be
+// bounded for its numbers is read whatever the rule: its reader has to see them.
+bool SparseDecode::NeedsMore(const ReadRule& rule, size_t head) {
+  Head& h = heads_[head];
+  double hi = 0;
+  bool finite = true;
+  for (int r = 0; r < group_; ++r) {
+    const ShareInterval& share = shares_[head * group_ + r];
+    finite = finite && share.statement.standing != Standing::kNotFinite;
+    hi += share.hi;
+  }
+  if (h.choice.unread.empty()) return false;
+  h.not_finite = h.not_finite || !finite;
+  h.over_tolerance = finite && rule.tolerance < 1 && hi > rule.tolerance * group_;
+  return !finite || (h.over_tolerance && rule.fallback != Fallback::kCap);
+}
+
+// The open heads read twice as many pages of the middle, or all, and merge them into what they
+// have.
+void SparseDecode::ReadMore(const ReadRule& rule, const LayerStep& step,
+                            std::span<const SparseSlot> slots) {
+  const int64_t group_floats = static_cast<int64_t>(group_) * layout_->head_dim;
+  more_.Resize(open_.size() * group_floats);
+  more_log_mass_.Resize(open_.size() * group_);
+  queries_.clear();
+  for (size_t i = 0; i < open_.size(); ++i) {
+    Head& head = heads_[open_[i]];
+    const bool all =
+        head.not_finite || rule.fallback == Fallback::kDense || head.widened == kMaxWidenings;
+    const int64_t n_more =
+        all ? std::ssize(head.choice.unread) : std::max<int64_t>(std::ssize(head.choice.read), 1);
+    head.dense = all;
+    head.widened += all ? 0 : 1;
+    const PagedKv& kv = slots[open_[i] / layout_->kv_heads].query.kv;
+    head.more_ids.clear();
+    for (int32_t page : head.choice.ReadMore(head.pooled, n_more)) {
+      head.more_ids.push_back(kv.pages[page]);
+    }
+    const int64_t n_tokens = std::ssize(head.more_ids) * layout_->slots;
+    head.outcome.tokens_read += n_tokens;
+    head.outcome.bytes_read += layout_->HeadBytes(n_tokens);
+    AddQuery(slots, open_[i], head.more_ids, n_tokens, more_.data() + i * group_floats,
+             more_log_mass_.data() + i * group_);
+  }
+  DecodeAttention(*pool_, queries_, step.params, workspace_, nullptr);
+  for (size_t i = 0; i < open_.size(); ++i) {
+    float* out =
+        slots[open_[i] / layout_->kv_heads].out + open_[i] % layout_->kv_heads * group_floats;
+    for (int r = 0; r < group_; ++r) {
+      const int64_t row = static_cast<int64_t>(r) * layout_->head_dim;
+      MergeAttentionState(out + row, &log_mass_[open_[i] * group_ + r],
+                          more_.data() + i * group_floats + row, more_log_mass_[i * group_ + r],
+                          layout_->head_dim);
+    }
+  }
+}
+
+}  // namespace winnow
