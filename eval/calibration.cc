@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <span>
+#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -56,8 +57,9 @@ const std::vector<Ladder>& Ladders() {
       {{"sketch,bits=4", 0, 2, "centroid"}, dropping},
       {{"sketch,bits=2", 0, 0, "sketch,bits=2"}, completing},
       {{"sketch,bits=4", 0, 0, "sketch,bits=2"}, completing},
-      {{"sketch,bits=4", 0, 0, "sketch,bits=4,tail=0.03"}, completing},
       {{"sketch,bits=4", 0, 0, "sketch,bits=4"}, completing},
+      {{"sketch,bits=4", 0, 2, "sketch,bits=4"}, completing},
+      {{"sketch,bits=8", 0, 0, "sketch,bits=4"}, completing},
   };
   return kLadders;
 }
@@ -95,17 +97,23 @@ class Search {
   std::vector<Prompt> Read(const std::vector<EvalSample>& samples, const std::string& kind);
   // Whatever comes, the target is missed.
   bool Hopeless(const Fidelity& so_far, int64_t all_positions) const;
-  Trial Try(const std::string& stage, const std::string& arm, const std::vector<Prompt>& prompts,
+  Trial Try(const std::string& stage, const std::string& arm, std::span<const Prompt> prompts,
             bool to_the_end);
   // The same on the calibration prompts, remembered in the result; the best arm so far is kept.
   const Trial& Consider(const std::string& stage, const std::string& arm);
+  // The arm's KL on the first prompt alone, which orders arms; nothing is remembered.
+  double Probe(const std::string& stage, const std::string& arm);
 
+  // From coarse to fine.
+  void Choose();
   void SearchLadder(const Ladder& ladder);
   void SearchNeighbours();
   void SearchGates();
   // Of `gates`, as many of the least harmful ones as the target allows, on top of those that hold.
   void CloseGates(std::vector<CompletionGate> gates);
   std::string GatedArm(const std::vector<CompletionGate>& more) const;
+  // What to write down where no arm met the target: to the end, the one that came closest.
+  void TakeClosest();
   void Test();
 
   const Trial* Best() const { return best_ < 0 ? nullptr : &result_.tried[best_]; }
@@ -131,6 +139,10 @@ std::vector<Search::Prompt> Search::Read(const std::vector<EvalSample>& samples,
     if (!reference.has_value()) throw Stopped{};
     prompts.push_back({&sample, *std::move(reference)});
   }
+  // Those that say most come first: an arm that misses the target is soon given up.
+  std::stable_sort(prompts.begin(), prompts.end(), [](const Prompt& a, const Prompt& b) {
+    return a.reference.tokens.size() > b.reference.tokens.size();
+  });
   return prompts;
 }
 
@@ -140,8 +152,8 @@ bool Search::Hopeless(const Fidelity& so_far, int64_t all_positions) const {
   return so_far.kl / n > target_.kl || 1 - missed / n < LeastAgreement(target_, all_positions);
 }
 
-Trial Search::Try(const std::string& stage, const std::string& arm,
-                  const std::vector<Prompt>& prompts, bool to_the_end) {
+Trial Search::Try(const std::string& stage, const std::string& arm, std::span<const Prompt> prompts,
+                  bool to_the_end) {
   int64_t all_positions = 0;
   for (const Prompt& prompt : prompts) all_positions += std::ssize(prompt.reference.tokens);
   Trial trial{.stage = stage, .arm = ParseArm(arm).resolved};
@@ -197,6 +209,10 @@ const Trial& Search::Consider(const std::string& stage, const std::string& arm) 
   return trial;
 }
 
+double Search::Probe(const std::string& stage, const std::string& arm) {
+  return Try(stage, arm, std::span(prompts_).first(1), /*to_the_end=*/true).figures.kl;
+}
+
 // The lowest rung that meets the target, by bisection; given up where a rung that misses it costs
 // as much as what has met it already, for those above cost more.
 void Search::SearchLadder(const Ladder& ladder) {
@@ -245,7 +261,7 @@ void Search::SearchNeighbours() {
 }
 
 std::string Search::GatedArm(const std::vector<CompletionGate>& more) const {
-  DecodeProfile profile;
+  ModelProfile profile;
   profile.arm = result_.arm;
   profile.completion_off = result_.completion_off;
   profile.completion_off.insert(profile.completion_off.end(), more.begin(), more.end());
@@ -254,13 +270,12 @@ std::string Search::GatedArm(const std::vector<CompletionGate>& more) const {
 }
 
 void Search::CloseGates(std::vector<CompletionGate> gates) {
-  // Final KL with this one closed: the order in which they are closed. One that cannot be closed
-  // alone stays open.
+  // Final KL with this one closed: the order in which they are closed. One prompt is enough for an
+  // order; what is closed is judged by all of them.
   std::vector<std::pair<double, CompletionGate>> order;
-  for (const CompletionGate& gate : gates) {
-    const Trial& trial = Consider("gates", GatedArm({gate}));
-    if (trial.met) order.emplace_back(trial.figures.kl, gate);
-  }
+  order.reserve(gates.size());
+  for (const CompletionGate& gate : gates)
+    order.emplace_back(Probe("gates", GatedArm({gate})), gate);
   std::sort(order.begin(), order.end());
   gates.clear();
   for (const auto& [kl, gate] : order) gates.push_back(gate);
@@ -309,33 +324,67 @@ void Search::Test() {
   if (hooks_.on_trial) hooks_.on_trial(trial);
 }
 
+void Search::TakeClosest() {
+  // Those that were given up later, and of these those with the smaller KL for what they ran.
+  const auto closest = std::min_element(result_.tried.begin(), result_.tried.end(),
+                                        [](const Trial& a, const Trial& b) {
+                                          return std::tuple(-a.figures.prompts, a.figures.kl) <
+                                                 std::tuple(-b.figures.prompts, b.figures.kl);
+                                        });
+  Trial trial = *closest;
+  if (trial.cut_short) {
+    trial = Try("closest", trial.arm, prompts_, /*to_the_end=*/true);
+    trial.met = false;
+    result_.tried.push_back(trial);
+    if (hooks_.on_trial) hooks_.on_trial(trial);
+  }
+  result_.arm = trial.arm;
+  result_.calibration = trial.figures;
+}
+
+void Search::Choose() {
+  prompts_ = Read(options_.calibrate, "calibration");
+  PhaseLedger dense;
+  for (const Prompt& prompt : prompts_) {
+    dense.seconds += prompt.reference.result.ledger.decode.seconds;
+    dense.tokens += prompt.reference.result.ledger.decode.tokens;
+  }
+  if (dense.tokens > 0) {
+    result_.dense_attention_ms =
+        AttentionSeconds(dense.seconds) / static_cast<double>(dense.tokens) * 1e3;
+  }
+  for (const std::string& arm : options_.arms) Consider("given", arm);
+  if (options_.arms.empty()) {
+    for (const Ladder& ladder : Ladders()) SearchLadder(ladder);
+    SearchNeighbours();
+  }
+  if (Best() == nullptr) {
+    TakeClosest();
+  } else {
+    result_.arm = Best()->arm;
+    SearchGates();
+  }
+}
+
 CalibrationResult Search::Run() {
   try {
-    prompts_ = Read(options_.calibrate, "calibration");
-    PhaseLedger dense;
-    for (const Prompt& prompt : prompts_) {
-      dense.seconds += prompt.reference.result.ledger.decode.seconds;
-      dense.tokens += prompt.reference.result.ledger.decode.tokens;
-    }
-    if (dense.tokens > 0) {
-      result_.dense_attention_ms =
-          AttentionSeconds(dense.seconds) / static_cast<double>(dense.tokens) * 1e3;
-    }
-    for (const std::string& arm : options_.arms) Consider("given", arm);
-    if (options_.arms.empty()) {
-      for (const Ladder& ladder : Ladders()) SearchLadder(ladder);
-      SearchNeighbours();
-    }
-    if (Best() != nullptr) {
-      result_.arm = Best()->arm;
-      SearchGates();
-      const Trial& chosen = Consider("gates", GatedArm({}));
-      result_.calibration = chosen.figures;
-      Test();
-    }
+    Choose();
     result_.complete = true;
   } catch (const Stopped&) {
-    result_.complete = false;
+    // What was found is worth its test.
+    run_hooks_.should_stop = nullptr;
+  }
+  if (const Trial* best = Best(); best != nullptr) {
+    result_.met = true;
+    if (result_.arm == "dense") result_.arm = best->arm;
+    result_.calibration = Consider("gates", GatedArm({})).figures;
+  }
+  if (result_.arm != "dense") {
+    try {
+      Test();
+    } catch (const Stopped&) {
+      result_.complete = false;
+    }
   }
   return std::move(result_);
 }

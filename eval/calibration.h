@@ -23,7 +23,8 @@ namespace winnow {
 
 // One arm on the prompts.
 struct Trial {
-  std::string stage;  // which part of the search tried it: "select", "layers", "gates", "test"
+  std::string stage;  // which part of the search tried it: "select", "layers", "gates", "given",
+                      // "closest" (none met the target) or "test"
   std::string arm;
   ProfileFigures figures;
   double attention_ms = 0;  // a step, all layers: score, select, read, estimate, account
@@ -51,6 +52,7 @@ struct CalibrationOptions {
 };
 
 struct CalibrationHooks {
+  // Ends the search; what has met the target by then is tested all the same.
   std::function<bool()> should_stop;
   // "reading prompt 3 of 12", before each piece of work.
   std::function<void(const std::string& what)> on_work;
@@ -58,8 +60,10 @@ struct CalibrationHooks {
 };
 
 struct CalibrationResult {
-  bool complete = false;      // false: stopped
-  std::string arm = "dense";  // the cheapest that met the target; dense: none did
+  bool complete = false;  // false: stopped before the search was through
+  bool met = false;       // the target, with the margin, on the calibration prompts
+  // The cheapest that met the target, or else the closest; dense: stopped before any had.
+  std::string arm = "dense";
   std::vector<CompletionGate> completion_off;
   double dense_attention_ms = 0;  // a step on the calibration prompts
   std::vector<Trial> tried;       // in this order, all but the last on the calibration prompts
@@ -67,11 +71,16 @@ struct CalibrationResult {
   ProfileFigures test;
 };
 
-// Every arm that a search may try: what the engine's pages have to keep planes for.
+// Arms with all the policies that a search may try: what the engine's pages have to keep planes
+// for.
 std::vector<std::string> CalibrationArms(const std::vector<std::string>& arms, int n_layers);
 
 // `engine` keeps the planes of CalibrationArms; it is fastest when its pool holds all calibration
 // prompts at once. Throws what RunReference throws, and Error(kInput) if an arm fails.
+//
+// Each prompt is read once, densely; an arm then adopts its pages, and passes dense's tokens.
+// Coarse to fine: families of arms from cheap to dear, the budgets of each by bisection; smaller
+// steps of budget and dense layers around the best; gates.
 CalibrationResult Calibrate(Engine* engine, const ModelConfig& config,
                             const CalibrationOptions& options, const CalibrationHooks& hooks);
 

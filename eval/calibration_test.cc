@@ -75,14 +75,23 @@ TEST_F(CalibrationTest, SaysThatNothingMetTheTarget) {
   options_.target = {.kl = 1e-30, .top1_agreement = 1};
   const CalibrationResult result = Run();
   EXPECT_TRUE(result.complete);
-  EXPECT_EQ(result.arm, "dense");
-  EXPECT_EQ(result.test.positions, 0);
+  EXPECT_FALSE(result.met);
   for (const Trial& trial : result.tried) {
     EXPECT_FALSE(trial.met) << trial.arm;
+    if (trial.stage == "closest" || trial.stage == "test") continue;
     // What one prompt shows is not asked of the next.
     EXPECT_TRUE(trial.cut_short) << trial.arm;
     EXPECT_EQ(trial.figures.prompts, 1);
+    EXPECT_LE(result.calibration.kl, 2 * trial.figures.kl)
+        << "bounds are halves: one prompt of two";
   }
+  // The closest one is told, with figures of all prompts.
+  ASSERT_GE(result.tried.size(), 2U);
+  const Trial& closest = result.tried[result.tried.size() - 2];
+  EXPECT_EQ(closest.stage, "closest");
+  EXPECT_EQ(result.arm, closest.arm);
+  EXPECT_EQ(result.calibration.prompts, 2);
+  EXPECT_EQ(result.test.prompts, 2);
 }
 
 TEST_F(CalibrationTest, TriesTheGivenArmsOnly) {
@@ -110,13 +119,30 @@ TEST_F(CalibrationTest, ATrialIsWhatTheJudgeSays) {
   EXPECT_DOUBLE_EQ(result.calibration.top1_agreement, expected.Top1Agreement());
 }
 
-TEST_F(CalibrationTest, Stops) {
-  for (const int after : {0, 30, 100}) {
+TEST_F(CalibrationTest, StopsWithNothing) {
+  for (const int after : {0, 30}) {
     int polls = 0;
     hooks_.should_stop = [&] { return polls++ >= after; };
-    EXPECT_FALSE(Run().complete);
+    const CalibrationResult result = Run();
+    EXPECT_FALSE(result.complete);
+    EXPECT_EQ(result.arm, "dense");
     EXPECT_EQ(engine_->active_requests(), 0);
   }
+}
+
+TEST_F(CalibrationTest, WhatWasFoundIsTestedWhenItStops) {
+  options_.target = {.kl = 10, .top1_agreement = 0};
+  bool found = false;
+  hooks_.on_trial = [&](const Trial& trial) { found |= trial.met; };
+  hooks_.should_stop = [&] { return found; };
+  const CalibrationResult result = Run();
+  EXPECT_FALSE(result.complete);
+  EXPECT_TRUE(result.met);
+  ASSERT_EQ(result.tried.size(), 2U);
+  EXPECT_EQ(result.arm, result.tried[0].arm);
+  EXPECT_EQ(result.calibration, result.tried[0].figures);
+  EXPECT_EQ(result.test.prompts, 2);
+  EXPECT_EQ(engine_->active_requests(), 0);
 }
 
 }  // namespace

@@ -29,16 +29,18 @@ ordered_json ToJson(const BreakEvenKey& key) {
           {"threads", key.threads}, {"kv_type", key.kv_type},       {"arm", key.arm}};
 }
 
-int64_t Measured(const ModelFlags& flags, const DecodeProfile& profile, const ModelConfig& config,
-                 ThreadPool* pool, const UserCache& cache) {
+// Nothing if the machine is too busy to tell: then nothing is kept either.
+std::optional<int64_t> Measured(const ModelFlags& flags, const ModelProfile& profile,
+                                const ModelConfig& config, ThreadPool* pool,
+                                const UserCache& cache) {
   const BreakEvenKey key = MakeBreakEvenKey(profile, flags);
   if (const std::optional<BreakEven> known = ReadBreakEven(cache, key)) return known->tokens;
   // The model's context, not this run's: the figure is kept for all.
-  const BreakEven measured = MeasureBreakEven(pool, config, ParseDType(flags.kv_type),
-                                              profile.FullArm(), config.context_length);
-  // What is not kept, each run measures: a fraction of a second.
-  if (measured.steady) cache.Write(key.FileName(), FormatBreakEven(key, measured));
-  return measured.tokens;
+  const std::optional<BreakEven> measured = MeasureBreakEven(
+      pool, config, ParseDType(flags.kv_type), profile.FullArm(), config.context_length);
+  if (!measured.has_value()) return std::nullopt;
+  cache.Write(key.FileName(), FormatBreakEven(key, *measured));
+  return measured->tokens;
 }
 
 }  // namespace
@@ -85,13 +87,13 @@ std::optional<FoundProfile> FindProfile(const std::string& profile_flag, const s
       Warn(fmt::format("passed over a profile: {}", error.what()));
     }
   }
-  if (const DecodeProfile* builtin = FindBuiltinProfile(model.hash)) {
+  if (const ModelProfile* builtin = FindBuiltinProfile(model.hash)) {
     return FoundProfile{.profile = *builtin, .source = "the built-in profile"};
   }
   return std::nullopt;
 }
 
-BreakEvenKey MakeBreakEvenKey(const DecodeProfile& profile, const ModelFlags& flags) {
+BreakEvenKey MakeBreakEvenKey(const ModelProfile& profile, const ModelFlags& flags) {
   return {.model_hash = profile.model.hash,
           .processor = ProcessorName(),
           .threads = flags.threads > 0 ? flags.threads : DefaultThreads(),
@@ -161,11 +163,18 @@ AutoArm ResolveAutoArm(const ModelFlags& flags, const std::string& path, const M
     automatic.source = fmt::format("{} says to read everything: {}", found->source, refusal);
     return automatic;
   }
+  const std::optional<int64_t> break_even =
+      flags.break_even > 0 ? std::optional(flags.break_even)
+                           : Measured(flags, found->profile, config, pool, cache);
+  if (!break_even.has_value()) {
+    automatic.source = fmt::format(
+        "the machine is too busy to measure from where on {} pays; --break-even says it",
+        found->source);
+    return automatic;
+  }
   automatic.arm = found->profile.FullArm();
   automatic.source = found->source;
-  automatic.break_even_tokens = flags.break_even > 0
-                                    ? flags.break_even
-                                    : Measured(flags, found->profile, config, pool, cache);
+  automatic.break_even_tokens = *break_even;
   return automatic;
 }
 

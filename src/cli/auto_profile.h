@@ -20,7 +20,7 @@ namespace winnow {
 void AddAutoFlags(CLI::App& command, ModelFlags& flags);
 
 struct FoundProfile {
-  DecodeProfile profile;
+  ModelProfile profile;
   std::string source;  // "the built-in profile", "the profile FILE"
 };
 
@@ -45,7 +45,7 @@ struct BreakEvenKey {
   // In the cache folder.
   std::string FileName() const;
 };
-BreakEvenKey MakeBreakEvenKey(const DecodeProfile& profile, const ModelFlags& flags);
+BreakEvenKey MakeBreakEvenKey(const ModelProfile& profile, const ModelFlags& flags);
 
 std::string FormatBreakEven(const BreakEvenKey& key, const BreakEven& measured);
 // Nothing if the text is damaged, of another version, or of another key.

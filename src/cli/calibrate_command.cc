@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -35,7 +36,7 @@ struct CalibrateFlags {
   std::string prompts;
   std::vector<std::string> text;
   int64_t samples = 2;
-  int64_t length = 3072;
+  int64_t length = 2048;
   bool no_generated = false;
   uint64_t seed = 1;
   bool no_chat_template = false;
@@ -135,12 +136,17 @@ uint64_t PoolBytes(const CalibrateFlags& flags, const ModelConfig& config,
 class Progress {
  public:
   explicit Progress(bool enabled) : enabled_(enabled), terminal_(isatty(STDERR_FILENO) == 1) {}
+  using Clock = std::chrono::steady_clock;
   ~Progress() { Wipe(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void Work(const std::string& what) {
-    if (enabled_ && terminal_) WriteError("\r\x1b[K" + EscapeControls(what).substr(0, 110));
+    if (!enabled_ || !terminal_) return;
+    const auto seconds =
+        std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start_).count();
+    WriteError(fmt::format("\r\x1b[K{}:{:02} {}", seconds / 60, seconds % 60,
+                           EscapeControls(what).substr(0, 100)));
   }
   void Tried(const Trial& trial) {
     if (!enabled_) return;
@@ -157,6 +163,7 @@ class Progress {
  private:
   bool enabled_;
   bool terminal_;
+  Clock::time_point start_ = Clock::now();
 };
 
 // What repeats it, with files by their names alone: a profile travels.
@@ -174,22 +181,23 @@ std::string CommandLine(const CalibrateFlags& flags) {
   return line;
 }
 
-DecodeProfile MakeProfile(const CalibrateFlags& flags, const LoadedModel& loaded,
-                          const CalibrationResult& result) {
-  DecodeProfile profile;
+ModelProfile MakeProfile(const CalibrateFlags& flags, const LoadedModel& loaded,
+                         const CalibrationResult& result) {
+  ModelProfile profile;
   profile.model = DescribeModel(loaded.backbone->config(), HashModelFile(loaded.path));
   profile.arm = result.arm;
   profile.completion_off = result.completion_off;
   profile.target = flags.target;
   profile.calibration = result.calibration;
   profile.test = result.test;
+  profile.search_complete = result.complete;
   profile.version = WINNOW_VERSION;
   profile.command = CommandLine(flags);
   return profile;
 }
 
 // Where the profile goes: -o, or the cache folder.
-std::string Store(const CalibrateFlags& flags, const DecodeProfile& profile) {
+std::string Store(const CalibrateFlags& flags, const ModelProfile& profile) {
   const UserCache cache;
   const std::string name = CachedProfileName(profile.model.hash);
   std::string path = flags.out.empty() ? cache.PathOf(name).string() : flags.out;
@@ -225,22 +233,31 @@ CalibrationResult Search(const CalibrateFlags& flags, const LoadedModel& loaded,
                          const CalibrationOptions& options, int* signal) {
   Progress progress(!flags.quiet);
   const InterruptScope interrupts;
+  bool stopped = false;
+  const auto should_stop = [&] {
+    if (interrupts.Pending() != 0 && !std::exchange(stopped, true)) {
+      progress.Wipe();
+      Warn("stopping: what was found is tested and kept; once more ends at once, without it");
+    }
+    return stopped;
+  };
   CalibrationResult result =
       Calibrate(loaded.engine.get(), loaded.backbone->config(), options,
-                {.should_stop = [&] { return interrupts.Pending() != 0; },
+                {.should_stop = should_stop,
                  .on_work = [&](const std::string& what) { progress.Work(what); },
                  .on_trial = [&](const Trial& trial) { progress.Tried(trial); }});
   *signal = interrupts.Pending();
   return result;
 }
 
-ordered_json ResultJson(const CalibrationResult& result, const DecodeProfile& profile,
+ordered_json ResultJson(const CalibrationResult& result, const ModelProfile& profile,
                         const std::string& written) {
   ordered_json tried = ordered_json::array();
   for (const Trial& trial : result.tried) tried.push_back(ToJson(trial));
   return {{"schema", "winnow.calibrate/1"},
           {"complete", result.complete},
-          {"profile", result.complete ? ToJson(profile) : ordered_json(nullptr)},
+          {"met", result.met},
+          {"profile", written.empty() ? ordered_json(nullptr) : ToJson(profile)},
           {"written", written.empty() ? ordered_json(nullptr) : ordered_json(written)},
           {"dense_attention_ms", result.dense_attention_ms},
           {"tried", std::move(tried)}};
@@ -261,24 +278,30 @@ int Run(CalibrateFlags& flags, bool json) {
   AddSamples(flags, loaded, books, &options);
   int signal = 0;
   const CalibrationResult result = Search(flags, loaded, options, &signal);
-  DecodeProfile profile;
+  ModelProfile profile;
   std::string written;
-  if (result.complete) {
+  if (result.arm != "dense") {
     profile = MakeProfile(flags, loaded, result);
     written = Store(flags, profile);
   }
   Output output;
   output.Write(json ? DumpJson(ResultJson(result, profile, written), /*indent=*/true) + "\n"
                     : CalibrationTable(result));
-  if (!result.complete) {
-    Warn("stopped: no profile was written");
+  if (written.empty()) {
+    Warn("stopped before anything was found: no profile was written");
     return output.ExitCode(128 + signal);
+  }
+  if (!result.complete) Warn("stopped: the profile holds what was found by then");
+  if (!result.met) {
+    Warn(
+        "no arm met the target with its margin on the calibration prompts: the profile holds the "
+        "closest");
   }
   if (!flags.quiet) Warn("wrote " + written);
   if (const std::string refusal = profile.Refusal(); !refusal.empty()) {
     Warn("auto will read everything: " + refusal);
   }
-  return output.ExitCode(0);
+  return output.ExitCode(result.complete ? 0 : 128 + signal);
 }
 
 void AddPromptChoice(CLI::App& command, CalibrateFlags& flags) {

@@ -102,7 +102,10 @@ TEST_F(AutoTest, WrongProfilesAreRefused) {
 }
 
 TEST_F(AutoTest, AProfileThatMissedItsTestIsNotRun) {
-  const std::string file = Profile([](json& p) { p["decode"]["test"]["kl"] = 9; });
+  const std::string file = Profile([](json& p) {
+    p["decode"]["test"]["kl"] = 9;
+    p["decode"]["missed"] = {"kl"};
+  });
   const json record = Record(600, {"--profile", file, "--break-even", "1"});
   EXPECT_EQ(record["arm_resolved"], "dense");
   EXPECT_THAT(record["arm_reason"], HasSubstr("on its test prompts the mean KL was 9"));
@@ -136,13 +139,28 @@ TEST_F(AutoTest, CalibrateWritesAProfileThatAutoRuns) {
 }
 
 TEST_F(AutoTest, CalibrateStopsWithoutAProfile) {
-  ChildProcess child(Args("calibrate", {"--samples", "1", "--length", "600"}));
+  // Nothing meets it.
+  ChildProcess child(Args("calibrate", {"--samples", "1", "--length", "600", "--target", "1e-9"}));
   ASSERT_TRUE(child.WaitForError("select: "));
   child.Signal(SIGINT);
   const Finished result = child.Finish();
   EXPECT_EQ(result.exit_code, 130);
-  EXPECT_THAT(result.err, HasSubstr("stopped: no profile was written"));
+  EXPECT_THAT(result.err, HasSubstr("stopped before anything was found: no profile was written"));
   EXPECT_FALSE(fs::exists(fs::path(kCacheHome) / "winnow/profiles"));
+}
+
+TEST_F(AutoTest, CalibrateKeepsWhatWasFoundWhenItStops) {
+  ChildProcess child(Args("calibrate", {"--samples", "1", "--length", "600", "--target", "10",
+                                        "--top1", "0", "--json"}));
+  ASSERT_TRUE(child.WaitForError("select: "));
+  child.Signal(SIGINT);
+  const Finished result = child.Finish();
+  EXPECT_EQ(result.exit_code, 130);
+  const json stopped = json::parse(result.out);
+  EXPECT_EQ(stopped["complete"], false);
+  EXPECT_EQ(stopped["profile"]["decode"]["search_complete"], false);
+  EXPECT_GT(stopped["profile"]["decode"]["test"]["positions"], 0);
+  EXPECT_TRUE(fs::exists(std::string(stopped["written"])));
 }
 
 TEST(CalibrateUsage, ContradictionsAreRefused) {
@@ -151,7 +169,7 @@ TEST(CalibrateUsage, ContradictionsAreRefused) {
   ExpectUsageError(RunWinnow({"calibrate", "--no-generated"}), "--no-generated leaves no prompts");
   ExpectUsageError(RunWinnow({"calibrate", "--arm", "dense"}), "is no arm to choose");
   ExpectUsageError(RunWinnow({"calibrate", "--arm", "select=sketch,budget=64,mass=0.9"}),
-                   "budget and mass contradict each other");
+                   "budget, mass and fraction contradict each other");
   ExpectUsageError(RunWinnow({"calibrate", "--gates", "some"}), "unknown choice 'some'");
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "attention/sparse_decode.h"
 #include "core/check.h"
@@ -24,8 +25,8 @@ constexpr int64_t kLargestDepth = 4096;
 constexpr int64_t kBytes = int64_t{256} << 20;
 constexpr int kSlots = kDefaultPageSlots;
 constexpr int kDistinctPages = 32;  // of random contents; the others are copies
-constexpr int kRounds = 7;
-constexpr double kSteady = 1.3;     // median over minimum; quiet machines stay below 1.1
+constexpr int kRounds = 11;
+constexpr int kAttempts = 3;        // at a depth whose rounds disagree
 constexpr double kScoreSpread = 2;  // nats
 
 // Layers of random keys and values, and one query for all of them.
@@ -108,20 +109,21 @@ class Stopwatch {
         sparse_(pool),
         out_(static_cast<size_t>(config.query_heads) * config.head_dim) {}
 
-  AttentionTime Measure(int64_t depth) {
-    std::vector<double> dense;
-    std::vector<double> sparse;
-    for (int round = 0; round <= kRounds; ++round) {
-      const double dense_seconds = Time([&](int layer) { Dense(layer, depth); });
-      const double sparse_seconds = Time([&](int layer) { Sparse(layer, depth); });
-      if (round == 0) continue;  // warms up
-      dense.push_back(dense_seconds);
-      sparse.push_back(sparse_seconds);
+  // Nothing if the rounds disagree in every attempt.
+  std::optional<AttentionTime> Measure(int64_t depth) {
+    std::optional<AttentionTime> time;
+    for (int attempt = 0; attempt < kAttempts && !time.has_value(); ++attempt) {
+      std::vector<AttentionTime> rounds;
+      for (int round = 0; round <= kRounds; ++round) {
+        const double dense = Time([&](int layer) { Dense(layer, depth); });
+        const double sparse = Time([&](int layer) { Sparse(layer, depth); });
+        if (round == 0) continue;  // warms up
+        rounds.push_back({.depth = depth, .dense = dense, .sparse = sparse});
+      }
+      time = AgreedTime(rounds);
     }
-    return {.depth = depth, .dense = Fastest(&dense), .sparse = Fastest(&sparse)};
+    return time;
   }
-
-  bool steady() const { return steady_; }
 
  private:
   // Seconds a layer.
@@ -131,12 +133,6 @@ class Stopwatch {
     for (int layer = 0; layer < layers_.n_layers(); ++layer) attend(layer);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     return seconds.count() / layers_.n_layers();
-  }
-  // On a busy machine the other rounds tell of its neighbours.
-  double Fastest(std::vector<double>* rounds) {
-    std::sort(rounds->begin(), rounds->end());
-    steady_ &= (*rounds)[rounds->size() / 2] <= kSteady * rounds->front();
-    return rounds->front();
   }
   void Dense(int layer, int64_t depth) {
     const DecodeQuery query{.q = layers_.query(),
@@ -164,10 +160,25 @@ class Stopwatch {
   AttentionAccount account_;
   StageSeconds seconds_;
   std::vector<float> out_;
-  bool steady_ = true;
 };
 
 }  // namespace
+
+std::optional<AttentionTime> AgreedTime(std::span<const AttentionTime> rounds) {
+  WINNOW_CHECK(!rounds.empty());
+  constexpr double kAgree = 1.1;
+  AttentionTime fastest = rounds.front();
+  std::vector<double> ratios;
+  for (const AttentionTime& round : rounds) {
+    fastest.dense = std::min(fastest.dense, round.dense);
+    fastest.sparse = std::min(fastest.sparse, round.sparse);
+    ratios.push_back(round.dense / round.sparse);
+  }
+  std::nth_element(ratios.begin(), ratios.begin() + std::ssize(ratios) / 2, ratios.end());
+  const double disagreement = ratios[ratios.size() / 2] / (fastest.dense / fastest.sparse);
+  if (disagreement > kAgree || disagreement < 1 / kAgree) return std::nullopt;
+  return fastest;
+}
 
 int64_t BreakEvenTokens(std::span<const AttentionTime> times) {
   WINNOW_CHECK(times.size() >= 2);
@@ -188,8 +199,9 @@ int64_t BreakEvenTokens(std::span<const AttentionTime> times) {
   return rounded < 1e15 ? static_cast<int64_t>(rounded) : kNeverPays;
 }
 
-BreakEven MeasureBreakEven(ThreadPool* pool, const ModelConfig& config, DType kv_dtype,
-                           const std::string& arm, int64_t context_tokens) {
+std::optional<BreakEven> MeasureBreakEven(ThreadPool* pool, const ModelConfig& config,
+                                          DType kv_dtype, const std::string& arm,
+                                          int64_t context_tokens) {
   const std::unique_ptr<DecodePolicy> policy = MakeDecodePolicy(arm);
   WINNOW_CHECK(policy != nullptr);
   // A local layer reads its window, whatever the arm.
@@ -198,15 +210,16 @@ BreakEven MeasureBreakEven(ThreadPool* pool, const ModelConfig& config, DType kv
     sparse_layers += config.layers[layer].window == 0 ? 1 : 0;
   }
   const int64_t largest = std::min(context_tokens, kLargestDepth) / (4 * kSlots) * (4 * kSlots);
-  if (sparse_layers == 0 || largest < kLeastContext) return {};
+  if (sparse_layers == 0 || largest < kLeastContext) return BreakEven{};
   const SyntheticLayers layers(pool, config, kv_dtype, policy->planes(), largest, sparse_layers);
   Stopwatch stopwatch(pool, config, policy.get(), layers);
   BreakEven result;
   for (const int64_t depth : {largest / 4, largest / 2, largest}) {
-    result.times.push_back(stopwatch.Measure(depth));
+    const std::optional<AttentionTime> time = stopwatch.Measure(depth);
+    if (!time.has_value()) return std::nullopt;
+    result.times.push_back(*time);
   }
   result.tokens = BreakEvenTokens(result.times);
-  result.steady = stopwatch.steady();
   return result;
 }
 

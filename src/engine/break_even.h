@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,11 +26,13 @@ struct AttentionTime {
 struct BreakEven {
   int64_t tokens = kNeverPays;
   std::vector<AttentionTime> times;  // by depth
-  // False: half of the rounds took more than 1.3 times as long as the fastest. Something else was
-  // running, and the figure is not worth keeping.
-  bool steady = true;
   bool operator==(const BreakEven&) const = default;
 };
+
+// What rounds of one depth say, at least one, in each of which both sides were timed in turn: the
+// fastest time of either. Nothing if that ratio and the median of the rounds' own differ by more
+// than a tenth: then something else was running, in some rounds more than in others.
+std::optional<AttentionTime> AgreedTime(std::span<const AttentionTime> rounds);
 
 // The depth from which on the arm is faster at every depth timed: between two of them by a straight
 // line, rounded up to a multiple of 64. (One line through all would be wrong: dense slows down by
@@ -39,13 +42,15 @@ struct BreakEven {
 int64_t BreakEvenTokens(std::span<const AttentionTime> times);
 
 // Times both on random keys and values, as many layers of the model in turn as 256 MiB hold (so
-// that no cache holds them; it takes a fraction of a second), at three depths up to 4,096 or
-// `context_tokens`. Queries are scaled so that scores spread by two nats: with less, completion has
+// that no cache holds them; about a second), at three depths up to 4,096 or `context_tokens`, each
+// up to three times until its rounds agree. Nothing if they do not: the machine is too busy.
+// Queries are scaled so that scores spread by two nats: with less, completion has
 // more to read than in trained models, with more, less. Planes are taken as written: a page's are
 // written once in 32 steps, and in the prefill. kNeverPays without times if the context is shorter
 // than 1,024 tokens or no layer is sparse. `arm` is not dense. Throws as ParseArm, and
 // Error(kResource) for lack of memory.
-BreakEven MeasureBreakEven(ThreadPool* pool, const ModelConfig& config, DType kv_dtype,
-                           const std::string& arm, int64_t context_tokens);
+std::optional<BreakEven> MeasureBreakEven(ThreadPool* pool, const ModelConfig& config,
+                                          DType kv_dtype, const std::string& arm,
+                                          int64_t context_tokens);
 
 }  // namespace winnow

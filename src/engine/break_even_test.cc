@@ -38,19 +38,35 @@ TEST(BreakEvenTokens, MayBeBeyondReach) {
   EXPECT_EQ(BreakEvenTokens(std::vector<AttentionTime>{{1024, 1, 2}, {2048, 2, 4}}), kNeverPays);
 }
 
+TEST(AgreedTime, IsTheFastestOfEitherSide) {
+  // A machine that is slower as a whole, in any round, changes no ratio.
+  const std::vector<AttentionTime> rounds = {{64, 4, 2}, {64, 2, 1}, {64, 6, 3}};
+  EXPECT_EQ(AgreedTime(rounds), (AttentionTime{64, 2, 1}));
+}
+
+TEST(AgreedTime, RefusesRoundsThatDisagree) {
+  // The neighbours slowed one side in most rounds, and in one round the other.
+  EXPECT_EQ(AgreedTime(std::vector<AttentionTime>{{64, 2, 2}, {64, 2, 1.5}, {64, 4, 1}}),
+            std::nullopt);
+  EXPECT_EQ(AgreedTime(std::vector<AttentionTime>{{64, 4, 1}, {64, 3, 1}, {64, 2, 2}}),
+            std::nullopt);
+}
+
 TEST(MeasureBreakEven, TimesBothSides) {
   ThreadPool pool(1);
   const testing::FakeBackbone backbone({.context_length = 2048});
   for (const char* arm : {"select=sketch,budget=64,dense_layers=1",
                           "select=sketch,budget=64,residual=sketch,off=1", "select=cascade"}) {
-    const BreakEven result = MeasureBreakEven(&pool, backbone.config(), DType::kF16, arm, 2048);
-    ASSERT_EQ(result.times.size(), 3U) << arm;
-    EXPECT_EQ(result.times[2].depth, 2048);
-    for (const AttentionTime& time : result.times) {
+    const std::optional<BreakEven> result =
+        MeasureBreakEven(&pool, backbone.config(), DType::kF16, arm, 2048);
+    if (!result.has_value()) continue;  // the machine is busy
+    ASSERT_EQ(result->times.size(), 3U) << arm;
+    EXPECT_EQ(result->times[2].depth, 2048);
+    for (const AttentionTime& time : result->times) {
       EXPECT_GT(time.dense, 0) << arm;
       EXPECT_GT(time.sparse, 0) << arm;
     }
-    EXPECT_GE(result.tokens, 512);
+    EXPECT_GE(result->tokens, 512);
   }
 }
 

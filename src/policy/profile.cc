@@ -55,6 +55,11 @@ class Reader {
     }
     return number;
   }
+  bool Bool(const char* key) {
+    const json& value = At(key);
+    if (!value.is_boolean()) Fail(key, "must be true or false");
+    return value.get<bool>();
+  }
   const json& Array(const char* key) {
     const json& value = At(key);
     if (!value.is_array()) Fail(key, "must be an array");
@@ -144,7 +149,7 @@ std::vector<CompletionGate> ReadGates(const json& list, const ProfileModel& mode
   return gates;
 }
 
-void CheckArm(const DecodeProfile& profile, const std::string& source) {
+void CheckArm(const ModelProfile& profile, const std::string& source) {
   if (profile.arm == kAutoArm) {
     Throw(ErrorKind::kInput, "{}: 'decode.arm' is auto, which is what the profile has to say",
           source);
@@ -153,6 +158,22 @@ void CheckArm(const DecodeProfile& profile, const std::string& source) {
     ParseArm(profile.FullArm());
   } catch (const Error& error) {
     Throw(ErrorKind::kInput, "{}: 'decode.arm': {}", source, error.what());
+  }
+}
+
+void ReadDecode(Reader reader, const std::string& source, ModelProfile* profile) {
+  profile->arm = reader.String("arm");
+  profile->completion_off = ReadGates(reader.Array("completion_off"), profile->model, source);
+  profile->target = ReadTarget(reader.Object("target"));
+  profile->calibration = ReadFigures(reader.Object("calibration"));
+  profile->test = ReadFigures(reader.Object("test"));
+  const json& missed = reader.Array("missed");
+  profile->search_complete = reader.Bool("search_complete");
+  reader.Finish();
+  CheckArm(*profile, source);
+  if (missed != json(profile->Missed())) {
+    Throw(ErrorKind::kInput, "{}: 'decode.missed' contradicts the figures, by which it is {}",
+          source, json(profile->Missed()).dump());
   }
 }
 
@@ -166,7 +187,7 @@ ordered_json FiguresJson(const ProfileFigures& figures) {
 }
 
 // A gate of a whole layer names its heads.
-ordered_json GatesJson(const DecodeProfile& profile) {
+ordered_json GatesJson(const ModelProfile& profile) {
   ordered_json list = ordered_json::array();
   int last_layer = -1;
   for (const CompletionGate& gate : profile.completion_off) {
@@ -182,6 +203,17 @@ ordered_json GatesJson(const DecodeProfile& profile) {
     for (int head = 0; head < profile.model.kv_heads; ++head) heads.push_back(head);
   }
   return list;
+}
+
+ordered_json DecodeJson(const ModelProfile& profile) {
+  return {
+      {"arm", profile.arm},
+      {"completion_off", GatesJson(profile)},
+      {"target", {{"kl", profile.target.kl}, {"top1_agreement", profile.target.top1_agreement}}},
+      {"calibration", FiguresJson(profile.calibration)},
+      {"test", FiguresJson(profile.test)},
+      {"missed", profile.Missed()},
+      {"search_complete", profile.search_complete}};
 }
 
 }  // namespace
@@ -200,7 +232,7 @@ ProfileModel DescribeModel(const ModelConfig& config, const Hash128& hash) {
           .head_dim = config.head_dim};
 }
 
-std::string DecodeProfile::FullArm() const {
+std::string ModelProfile::FullArm() const {
   if (completion_off.empty()) return arm;
   // A parameter of the residual, which comes before the certificate.
   std::string full = ParseArm(arm).resolved;
@@ -208,43 +240,49 @@ std::string DecodeProfile::FullArm() const {
   return full;
 }
 
-std::string DecodeProfile::Refusal() const {
-  if (arm == "dense") return "no arm met the target of its calibration";
+std::vector<std::string> ModelProfile::Missed() const {
+  std::vector<std::string> missed;
+  if (!calibration.MeetsKl(target) || !test.MeetsKl(target)) missed.emplace_back("kl");
+  if (!calibration.MeetsAgreement(target) || !test.MeetsAgreement(target)) {
+    missed.emplace_back("top1_agreement");
+  }
+  return missed;
+}
+
+std::string ModelProfile::Refusal() const {
+  if (arm == "dense") return "no arm was found";
   if (test.positions == 0) return "it was not tested on separate prompts";
-  if (test.Meets(target)) return "";
+  if (Missed().empty()) return "";
+  const bool at_test = !test.Meets(target);
+  const ProfileFigures& figures = at_test ? test : calibration;
   return fmt::format(
-      "on its test prompts the mean KL was {:.2g} and the top-1 agreement {:.3f}, and the target "
-      "is {:.2g} and {:.3f}",
-      test.kl, test.top1_agreement, target.kl, target.top1_agreement);
+      "on its {} prompts the mean KL was {:.2g} and the top-1 agreement {:.3f}, and the target is "
+      "{:.2g} and {:.3f}",
+      at_test ? "test" : "calibration", figures.kl, figures.top1_agreement, target.kl,
+      target.top1_agreement);
 }
 
-ordered_json ToJson(const DecodeProfile& profile) {
+ordered_json ToJson(const ModelProfile& profile) {
   const ProfileModel& model = profile.model;
-  return {
-      {"schema", kSchema},
-      {"model",
-       {{"name", model.name},
-        {"hash", model.hash},
-        {"layers", model.layers},
-        {"query_heads", model.query_heads},
-        {"kv_heads", model.kv_heads},
-        {"head_dim", model.head_dim}}},
-      {"decode",
-       {{"arm", profile.arm},
-        {"completion_off", GatesJson(profile)},
-        {"target", {{"kl", profile.target.kl}, {"top1_agreement", profile.target.top1_agreement}}},
-        {"calibration", FiguresJson(profile.calibration)},
-        {"test", FiguresJson(profile.test)}}},
-      {"made_by", {{"version", profile.version}, {"command", profile.command}}}};
+  return {{"schema", kSchema},
+          {"model",
+           {{"name", model.name},
+            {"hash", model.hash},
+            {"layers", model.layers},
+            {"query_heads", model.query_heads},
+            {"kv_heads", model.kv_heads},
+            {"head_dim", model.head_dim}}},
+          {"decode", DecodeJson(profile)},
+          {"made_by", {{"version", profile.version}, {"command", profile.command}}}};
 }
 
-std::string FormatProfile(const DecodeProfile& profile) {
+std::string FormatProfile(const ModelProfile& profile) {
   return ToJson(profile).dump(2, ' ', /*ensure_ascii=*/false,
                               ordered_json::error_handler_t::replace) +
          "\n";
 }
 
-DecodeProfile ParseProfile(std::string_view text, const std::string& source) {
+ModelProfile ParseProfile(std::string_view text, const std::string& source) {
   json value;
   try {
     value = json::parse(text);
@@ -257,25 +295,18 @@ DecodeProfile ParseProfile(std::string_view text, const std::string& source) {
     Throw(ErrorKind::kInput, "{}: the schema is '{}'; this version reads {}", source, schema,
           kSchema);
   }
-  DecodeProfile profile;
+  ModelProfile profile;
   profile.model = ReadModel(reader.Object("model"));
-  Reader decode = reader.Object("decode");
-  profile.arm = decode.String("arm");
-  profile.completion_off = ReadGates(decode.Array("completion_off"), profile.model, source);
-  profile.target = ReadTarget(decode.Object("target"));
-  profile.calibration = ReadFigures(decode.Object("calibration"));
-  profile.test = ReadFigures(decode.Object("test"));
-  decode.Finish();
+  ReadDecode(reader.Object("decode"), source, &profile);
   Reader made_by = reader.Object("made_by");
   profile.version = made_by.String("version");
   profile.command = made_by.String("command");
   made_by.Finish();
   reader.Finish();
-  CheckArm(profile, source);
   return profile;
 }
 
-void CheckProfile(const DecodeProfile& profile, const ProfileModel& model,
+void CheckProfile(const ModelProfile& profile, const ProfileModel& model,
                   const std::string& source) {
   if (profile.model.hash != model.hash) {
     Throw(ErrorKind::kInput,
@@ -298,15 +329,15 @@ void CheckProfile(const DecodeProfile& profile, const ProfileModel& model,
   }
 }
 
-const DecodeProfile* FindBuiltinProfile(const std::string& hash) {
-  static const std::vector<DecodeProfile> kProfiles = [] {
-    std::vector<DecodeProfile> profiles;
+const ModelProfile* FindBuiltinProfile(const std::string& hash) {
+  static const std::vector<ModelProfile> kProfiles = [] {
+    std::vector<ModelProfile> profiles;
     for (const std::string_view text : BuiltinProfileTexts()) {
       profiles.push_back(ParseProfile(text, "a built-in profile"));
     }
     return profiles;
   }();
-  for (const DecodeProfile& profile : kProfiles) {
+  for (const ModelProfile& profile : kProfiles) {
     if (profile.model.hash == hash) return &profile;
   }
   return nullptr;

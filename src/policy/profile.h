@@ -26,11 +26,10 @@ struct ProfileModel {
 };
 ProfileModel DescribeModel(const ModelConfig& config, const Hash128& hash);
 
-// The defaults were relaxed from 0.003 and 0.99 once stricter ones had been tried on the default
-// model (docs/calibration.md, "The built-in profile").
+// By default no further from dense than llama.cpp's two attention paths are from each other.
 struct FidelityTarget {
-  double kl = 0.005;             // mean KL(dense || arm) along dense's own output, nats: at most
-  double top1_agreement = 0.96;  // at least
+  double kl = 0.003;             // mean KL(dense || arm) along dense's own output, nats: at most
+  double top1_agreement = 0.99;  // at least
   bool operator==(const FidelityTarget&) const = default;
 };
 
@@ -47,43 +46,53 @@ struct ProfileFigures {
   double top1_agreement = 1;
   double perplexity_ratio = 1;
   double bytes_ratio = 1;  // read by attention in a step, of what dense reads
+  bool MeetsKl(const FidelityTarget& target) const { return kl <= target.kl; }
+  bool MeetsAgreement(const FidelityTarget& target) const {
+    return top1_agreement >= LeastAgreement(target, positions);
+  }
   bool Meets(const FidelityTarget& target) const {
-    return kl <= target.kl && top1_agreement >= LeastAgreement(target, positions);
+    return MeetsKl(target) && MeetsAgreement(target);
   }
   bool operator==(const ProfileFigures&) const = default;
 };
 
-struct DecodeProfile {
+// What a file holds: the model, one section for each phase (so far decode), and where it is from.
+struct ModelProfile {
   ProfileModel model;
+  // Section "decode".
   std::string arm = "dense";  // its number of dense layers included, without `completion_off`
   std::vector<CompletionGate> completion_off;
   FidelityTarget target;
-  ProfileFigures calibration;  // on the prompts that chose the arm
-  ProfileFigures test;         // on others
-  std::string version;         // of the program that made it
-  std::string command;         // with which arguments
-  bool operator==(const DecodeProfile&) const = default;
+  ProfileFigures calibration;   // on the prompts that chose the arm
+  ProfileFigures test;          // on others
+  bool search_complete = true;  // false: stopped early, so a cheaper arm may exist
+  // Section "made_by".
+  std::string version;  // of the program that made it
+  std::string command;  // with which arguments
+  bool operator==(const ModelProfile&) const = default;
 
   // The arm with its gates. Throws Error(kUsage) as ParseArm does.
   std::string FullArm() const;
-  // Why `auto` must not run the arm, or "": the test prompts missed the target.
+  // The parts of the target ("kl", "top1_agreement") that were missed on either prompts.
+  std::vector<std::string> Missed() const;
+  // Why `auto` must not run the arm, or "": it was not tested, or missed a target.
   std::string Refusal() const;
 };
 
-nlohmann::ordered_json ToJson(const DecodeProfile& profile);
+nlohmann::ordered_json ToJson(const ModelProfile& profile);
 // The file's text.
-std::string FormatProfile(const DecodeProfile& profile);
+std::string FormatProfile(const ModelProfile& profile);
 
 // Throws Error(kInput) that begins with `source` (a file's name) and names the key: not JSON,
 // another schema, a key that is missing, unknown or of the wrong type, a value out of range, an arm
-// that ParseArm refuses.
-DecodeProfile ParseProfile(std::string_view text, const std::string& source);
+// that ParseArm refuses, a list of missed targets that the figures contradict.
+ModelProfile ParseProfile(std::string_view text, const std::string& source);
 
 // Throws Error(kInput) if the profile is of another model: its hash, or a dimension, differs.
-void CheckProfile(const DecodeProfile& profile, const ProfileModel& model,
+void CheckProfile(const ModelProfile& profile, const ProfileModel& model,
                   const std::string& source);
 
 // The built-in profile of the model with this hash, or null.
-const DecodeProfile* FindBuiltinProfile(const std::string& hash);
+const ModelProfile* FindBuiltinProfile(const std::string& hash);
 
 }  // namespace winnow

@@ -18,8 +18,8 @@ namespace {
 using ::nlohmann::json;
 using ::winnow::testing::ExpectInputError;
 
-DecodeProfile Example() {
-  DecodeProfile profile;
+ModelProfile Example() {
+  ModelProfile profile;
   profile.model = {.name = "example",
                    .hash = Hash128{1, 2}.Hex(),
                    .layers = 4,
@@ -51,14 +51,14 @@ void ExpectRefused(Edit edit, const std::string& message) {
 }
 
 TEST(Profile, ReadsWhatItWrote) {
-  const DecodeProfile profile = Example();
+  const ModelProfile profile = Example();
   EXPECT_EQ(ParseProfile(FormatProfile(profile), "p.json"), profile);
   const ProfileModel model = profile.model;
   CheckProfile(profile, model, "p.json");
 }
 
 TEST(Profile, TheFullArmHoldsTheGates) {
-  const DecodeProfile profile = Example();
+  const ModelProfile profile = Example();
   const std::unique_ptr<DecodePolicy> policy = MakeDecodePolicy(profile.FullArm());
   ASSERT_NE(policy, nullptr);
   for (int layer = 0; layer < 4; ++layer) {
@@ -73,9 +73,9 @@ TEST(Profile, TheFullArmHoldsTheGates) {
 }
 
 TEST(Profile, AWholeLayerOffNamesItsHeads) {
-  DecodeProfile profile = Example();
+  ModelProfile profile = Example();
   profile.completion_off = {{2, -1}};
-  const DecodeProfile read = ParseProfile(FormatProfile(profile), "p.json");
+  const ModelProfile read = ParseProfile(FormatProfile(profile), "p.json");
   const std::vector<CompletionGate> heads = {{2, 0}, {2, 1}, {2, 2}};
   EXPECT_EQ(read.completion_off, heads);
 }
@@ -100,7 +100,7 @@ TEST(Profile, ContradictionsAreNamed) {
   ExpectRefused([](json& p) { p["decode"]["target"]["top1_agreement"] = 1.5; },
                 "'decode.target.top1_agreement' must be");
   ExpectRefused([](json& p) { p["decode"]["arm"] = "select=sketch,budget=4,mass=0.9"; },
-                "'decode.arm': select=sketch: budget and mass contradict each other");
+                "'decode.arm': select=sketch: budget, mass and fraction contradict each other");
   ExpectRefused([](json& p) { p["decode"]["arm"] = "select=skech"; },
                 "'decode.arm': unknown selector 'skech' (did you mean 'sketch'?)");
   ExpectRefused([](json& p) { p["decode"]["arm"] = "auto"; }, "'decode.arm' is auto");
@@ -112,7 +112,7 @@ TEST(Profile, ContradictionsAreNamed) {
 }
 
 TEST(Profile, AnotherModelIsRefused) {
-  const DecodeProfile profile = Example();
+  const ModelProfile profile = Example();
   ProfileModel other = profile.model;
   other.hash = Hash128{3, 4}.Hex();
   ExpectInputError([&] { CheckProfile(profile, other, "p.json"); },
@@ -123,8 +123,21 @@ TEST(Profile, AnotherModelIsRefused) {
                    "p.json: the profile says kv_heads 3, the model has 1");
 }
 
-TEST(Profile, AMissedTestKeepsAutoDense) {
-  DecodeProfile profile = Example();
+TEST(Profile, MissedTargetsAreWrittenDownAndCannotBeEdited) {
+  ModelProfile profile = Example();
+  EXPECT_TRUE(profile.Missed().empty());
+  profile.calibration.kl = 0.02;
+  profile.test.top1_agreement = 0.5;
+  EXPECT_EQ(profile.Missed(), (std::vector<std::string>{"kl", "top1_agreement"}));
+  EXPECT_EQ(ParseProfile(FormatProfile(profile), "p.json"), profile);
+  ExpectRefused([](json& p) { p["decode"]["missed"] = {"kl"}; },
+                "'decode.missed' contradicts the figures, by which it is []");
+  ExpectRefused([](json& p) { p["decode"]["test"]["kl"] = 9; },
+                "'decode.missed' contradicts the figures, by which it is [\"kl\"]");
+}
+
+TEST(Profile, AMissedTargetKeepsAutoDense) {
+  ModelProfile profile = Example();
   EXPECT_EQ(profile.Refusal(), "");
   profile.test.kl = 0.02;
   EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("on its test prompts the mean KL was 0.02"));
@@ -134,17 +147,20 @@ TEST(Profile, AMissedTestKeepsAutoDense) {
   EXPECT_EQ(profile.Refusal(), "");
   profile.test.top1_agreement = 0.916;
   EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("the top-1 agreement 0.916"));
+  profile = Example();
+  profile.calibration.kl = 0.02;
+  EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("on its calibration prompts"));
   profile.test = {};
   EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("not tested"));
   profile.completion_off.clear();
   profile.arm = "dense";
-  EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("no arm met the target"));
+  EXPECT_THAT(profile.Refusal(), ::testing::HasSubstr("no arm was found"));
 }
 
 TEST(Profile, TheDefaultModelHasABuiltInOne) {
   EXPECT_FALSE(BuiltinProfileTexts().empty());
   for (const std::string_view text : BuiltinProfileTexts()) {
-    const DecodeProfile profile = ParseProfile(text, "built in");
+    const ModelProfile profile = ParseProfile(text, "built in");
     EXPECT_EQ(profile.Refusal(), "");
     EXPECT_EQ(FormatProfile(profile), text) << "as `winnow calibrate -o` writes it";
   }
