@@ -82,8 +82,6 @@ TEST_F(CalibrationTest, SaysThatNothingMetTheTarget) {
     // What one prompt shows is not asked of the next.
     EXPECT_TRUE(trial.cut_short) << trial.arm;
     EXPECT_EQ(trial.figures.prompts, 1);
-    EXPECT_LE(result.calibration.kl, 2 * trial.figures.kl)
-        << "bounds are halves: one prompt of two";
   }
   // The closest one is told, with figures of all prompts.
   ASSERT_GE(result.tried.size(), 2U);

@@ -23,6 +23,7 @@
 #include "eval/jsonl_task.h"
 #include "model/model_hash.h"
 #include "model/model_info.h"
+#include "model/synthetic.h"
 #include "policy/arm.h"
 
 namespace winnow {
@@ -211,6 +212,10 @@ std::string Store(const CalibrateFlags& flags, const ModelProfile& profile) {
 }
 
 void CheckFlags(const CalibrateFlags& flags) {
+  if (IsSyntheticName(flags.model.model)) {
+    Throw(ErrorKind::kUsage, "{} has random weights: there is nothing to calibrate",
+          flags.model.model);
+  }
   for (const std::string& arm : flags.arms) {
     if (ParseArm(arm).fingerprint != 0) continue;
     Throw(ErrorKind::kUsage, "'{}' is no arm to choose: dense is what they are held against", arm);

@@ -171,6 +171,8 @@ TEST(CalibrateUsage, ContradictionsAreRefused) {
   ExpectUsageError(RunWinnow({"calibrate", "--arm", "select=sketch,budget=64,mass=0.9"}),
                    "budget, mass and fraction contradict each other");
   ExpectUsageError(RunWinnow({"calibrate", "--gates", "some"}), "unknown choice 'some'");
+  ExpectUsageError(RunWinnow({"calibrate", "-m", "synthetic:smollm2-135m"}),
+                   "random weights: there is nothing to calibrate");
 }
 
 }  // namespace

@@ -26,10 +26,11 @@ struct ProfileModel {
 };
 ProfileModel DescribeModel(const ModelConfig& config, const Hash128& hash);
 
-// By default no further from dense than llama.cpp's two attention paths are from each other.
+// The defaults lie above the noise of the default model, where any change of the attention's last
+// bits costs a KL of 0.002 to 0.003 (docs/calibration.md, "Targets and noise").
 struct FidelityTarget {
-  double kl = 0.003;             // mean KL(dense || arm) along dense's own output, nats: at most
-  double top1_agreement = 0.99;  // at least
+  double kl = 0.005;             // mean KL(dense || arm) along dense's own output, nats: at most
+  double top1_agreement = 0.96;  // at least
   bool operator==(const FidelityTarget&) const = default;
 };
 
