@@ -91,7 +91,6 @@ void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& f
   const bool in_bytes = format.bits == 2   ? kHasByteProducts<2>
                         : format.bits == 4 ? kHasByteProducts<4>
                                            : kHasByteProducts<8>;
-  const auto stride = static_cast<size_t>(task.masses.stride);
   std::vector<float> norms(static_cast<size_t>(task.n_heads) * task.group_heads);
   for (size_t row = 0; row < norms.size(); ++row) {
     norms[row] = Norm(task.q + row * format.dim, format.dim);
