@@ -29,6 +29,20 @@ class AutoTest : public WithModel {
     edit(profile);
     return WriteFile("profile.json", profile.dump());
   }
+  // `winnow calibrate` on two prompts, one of which tests.
+  static std::vector<std::string> Calibrate(std::vector<std::string> more) {
+    std::string lines;
+    for (const char* question : {"Which?", "Who?"}) {
+      const json line = {{"context", Prose(500)},
+                         {"question", question},
+                         {"answer", "none"},
+                         {"max_new_tokens", 6}};
+      lines += line.dump() + "\n";
+    }
+    more.insert(more.end(), {"--no-generated", "--prompts", WriteFile("prompts.jsonl", lines),
+                             "--samples", "1"});
+    return Args("calibrate", more);
+  }
 };
 
 TEST_F(AutoTest, TheBuiltInProfileRunsFromTheBreakEvenOn) {
@@ -120,9 +134,8 @@ TEST_F(AutoTest, InspectMeasuresNothing) {
 
 TEST_F(AutoTest, CalibrateWritesAProfileThatAutoRuns) {
   const Finished result = RunWinnow(
-      Args("calibrate", {"--samples", "1", "--length", "600", "--target", "1", "--top1", "0",
-                         "--gates", "none", "--json", "-q", "--arm", "select=sketch,budget=64",
-                         "--arm", "select=sketch,budget=128,residual=sketch"}));
+      Calibrate({"--target", "1", "--top1", "0", "--gates", "none", "--json", "-q", "--arm",
+                 "select=sketch,budget=64", "--arm", "select=sketch,budget=128,residual=sketch"}));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json calibrated = json::parse(result.out);
   EXPECT_TRUE(calibrated["complete"]);
@@ -140,7 +153,7 @@ TEST_F(AutoTest, CalibrateWritesAProfileThatAutoRuns) {
 
 TEST_F(AutoTest, CalibrateStopsWithoutAProfile) {
   // Nothing meets it.
-  ChildProcess child(Args("calibrate", {"--samples", "1", "--length", "600", "--target", "1e-9"}));
+  ChildProcess child(Calibrate({"--target", "1e-9"}));
   ASSERT_TRUE(child.WaitForError("select: "));
   child.Signal(SIGINT);
   const Finished result = child.Finish();
@@ -150,8 +163,7 @@ TEST_F(AutoTest, CalibrateStopsWithoutAProfile) {
 }
 
 TEST_F(AutoTest, CalibrateKeepsWhatWasFoundWhenItStops) {
-  ChildProcess child(Args("calibrate", {"--samples", "1", "--length", "600", "--target", "10",
-                                        "--top1", "0", "--json"}));
+  ChildProcess child(Calibrate({"--target", "10", "--top1", "0", "--json"}));
   ASSERT_TRUE(child.WaitForError("select: "));
   child.Signal(SIGINT);
   const Finished result = child.Finish();
