@@ -87,11 +87,9 @@ bool Cancelled(const RequestResult& result) {
 
 bool Failed(const RequestResult& result) { return result.finish_reason == FinishReason::kFailed; }
 
-// The dense side of a sample, which every arm is held against.
-struct Reference {
-  std::vector<TokenId> tokens;
-  LogitTrace logits;
-};
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 void AddPruning(const EvalSample& sample, const PrefillAccount& policy, ArmRun* run) {
   run->pruned = policy.outcome == PruneOutcome::kPruned;
@@ -102,7 +100,7 @@ void AddPruning(const EvalSample& sample, const PrefillAccount& policy, ArmRun* 
 }
 
 // Fills `run` and, for the reference, `reference`. False if it was stopped.
-bool RunArm(Runner* runner, const EvalSample& sample, Reference* reference, ArmRun* run) {
+bool RunArm(Runner* runner, const EvalSample& sample, DenseReference* reference, ArmRun* run) {
   const bool is_reference = run->arm == kReference;
   const bool along = !sample.continuation.empty();
   Fidelity fidelity;
@@ -120,7 +118,7 @@ bool RunArm(Runner* runner, const EvalSample& sample, Reference* reference, ArmR
   } else {
     run->result = runner->Answer(run->arm, nullptr);
   }
-  run->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  run->seconds = SecondsSince(start);
   if (Cancelled(run->result)) return false;
   if (is_reference) {
     if (Failed(run->result)) ThrowReferenceFailed(run->result);
@@ -150,7 +148,7 @@ std::optional<std::vector<ArmRun>> RunArms(Engine* engine, const EvalSample& sam
                                            const ArmRunOptions& options, const ArmRunHooks& hooks) {
   WINNOW_CHECK(!arms.empty() && arms.front() == kReference);
   Runner runner(engine, sample, hooks);
-  Reference reference;
+  DenseReference reference;
   std::vector<ArmRun> runs;
   for (const std::string& arm : arms) {
     if (hooks.on_arm) hooks.on_arm(arm);
@@ -163,6 +161,35 @@ std::optional<std::vector<ArmRun>> RunArms(Engine* engine, const EvalSample& sam
     runs.push_back(std::move(run));
   }
   return runs;
+}
+
+std::optional<DenseReference> RunReference(Engine* engine, const EvalSample& sample,
+                                           const ArmRunHooks& hooks) {
+  DenseReference reference;
+  ArmRun run;
+  run.arm = kReference;
+  Runner runner(engine, sample, hooks);
+  if (!RunArm(&runner, sample, &reference, &run)) return std::nullopt;
+  reference.result = std::move(run.result);
+  return reference;
+}
+
+std::optional<ArmRun> RunAlong(Engine* engine, const EvalSample& sample,
+                               const DenseReference& reference, const std::string& arm,
+                               const ArmRunHooks& hooks) {
+  ArmRun run;
+  run.arm = arm;
+  Fidelity fidelity;
+  const auto start = std::chrono::steady_clock::now();
+  run.result = Runner(engine, sample, hooks)
+                   .Along(arm, reference.tokens, [&](int64_t index, std::span<const float> row) {
+                     fidelity.Add(reference.logits.Row(index), row, reference.tokens[index]);
+                   });
+  run.seconds = SecondsSince(start);
+  if (Cancelled(run.result)) return std::nullopt;
+  run.error = run.result.error;
+  if (!Failed(run.result)) run.fidelity = fidelity;
+  return run;
 }
 
 std::vector<std::string> ReferenceFirst(const std::vector<std::string>& arms) {

@@ -53,6 +53,24 @@ std::optional<std::vector<ArmRun>> RunArms(Engine* engine, const EvalSample& sam
                                            const std::vector<std::string>& arms,
                                            const ArmRunOptions& options, const ArmRunHooks& hooks);
 
+// The dense side of a sample, which arms are held against.
+struct DenseReference {
+  std::vector<TokenId> tokens;
+  LogitTrace logits;     // [n, V], from which each token was drawn
+  RequestResult result;  // of the answer
+};
+
+// Dense's answer to `sample`, or its run along the continuation. Nothing if it was stopped. Throws
+// Error as Engine::Submit does, and if the run fails.
+std::optional<DenseReference> RunReference(Engine* engine, const EvalSample& sample,
+                                           const ArmRunHooks& hooks);
+
+// `arm` along the reference's tokens only: result, seconds and fidelity, or an error. Nothing if it
+// was stopped.
+std::optional<ArmRun> RunAlong(Engine* engine, const EvalSample& sample,
+                               const DenseReference& reference, const std::string& arm,
+                               const ArmRunHooks& hooks);
+
 // `arms` as ParseArm accepts them, "dense" moved or added to the front. Throws Error(kUsage) for an
 // unknown arm and for one given twice.
 std::vector<std::string> ReferenceFirst(const std::vector<std::string>& arms);

@@ -8,7 +8,6 @@
 
 #include "core/check.h"
 #include "core/hash.h"
-#include "policy/arm.h"
 
 namespace winnow {
 namespace {
@@ -82,6 +81,7 @@ ordered_json SampleJson(const EvalSample& sample, const ArmRun& run) {
           {"length", sample.length == 0 ? ordered_json(nullptr) : ordered_json(sample.length)},
           {"index", sample.index},
           {"arm", run.arm},
+          {"arm_resolved", result.arm_resolved},
           {"prompt_hash", PromptHash(sample.tokens)},
           {"prompt_tokens", sample.tokens.size()},
           {"reused_tokens", result.reused_tokens},
@@ -149,6 +149,8 @@ void EvalReport::Add(const EvalSample& sample, const std::vector<ArmRun>& runs) 
   for (size_t i = 0; i < runs.size(); ++i) {
     const ArmRun& run = runs[i];
     ArmTotals& totals = cell->arms[i];
+    if (totals.resolved.empty()) totals.resolved = run.result.arm_resolved;
+    if (totals.resolved != run.result.arm_resolved) totals.resolved = "mixed";
     totals.failed += run.error.empty() ? 0 : 1;
     totals.scores.push_back(run.score);
     totals.seconds += run.seconds;
@@ -184,7 +186,7 @@ ordered_json EvalReport::CellJson(const Cell& cell, const ArmTotals& arm) const 
   return {{"task", cell.task},
           {"length", cell.length == 0 ? ordered_json(nullptr) : ordered_json(cell.length)},
           {"arm", arm.arm},
-          {"arm_resolved", ParseArm(arm.arm).resolved},
+          {"arm_resolved", arm.resolved},
           {"samples", n},
           {"failed", arm.failed},
           {"hits", cell.scored ? ordered_json(Count(arm.scores, &IsHit)) : ordered_json(nullptr)},

@@ -56,6 +56,7 @@ class EvalReport {
  private:
   struct ArmTotals {
     std::string arm;
+    std::string resolved;  // "mixed": auto was dense for some samples only
     int64_t failed = 0;
     std::vector<double> scores;
     std::vector<BootstrapItem> kl;  // an item a sample that has a fidelity

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bench/bench_runner.h"
+#include "cli/auto_profile.h"
 #include "cli/output.h"
 #include "model/model_info.h"
 #include "policy/arm.h"
@@ -103,9 +104,13 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
   options.peer = flags.peer.empty() ? PeerChoice::kNone : flags.peer_attention;
 
   // Before the model is loaded, and it names what is wrong better than llama.cpp does.
-  CheckBench(options, ReadModelInfo(options.model_path).config);
+  const ModelConfig config = ReadModelInfo(options.model_path).config;
+  CheckBench(options, config);
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::Load(options.model_path);
   ThreadPool pool(flags.model.threads > 0 ? flags.model.threads : DefaultThreads());
+  if (WantsAuto(flags.model, options.arms)) {
+    options.engine.auto_arm = ResolveAutoArm(flags.model, options.model_path, config, &pool);
+  }
   const std::unique_ptr<Backbone> backbone =
       LoadCpuBackbone(options.model_path, &pool, {.max_tokens = LargestStep(options)});
   const bool show_progress = isatty(STDERR_FILENO) == 1;
@@ -131,6 +136,7 @@ void AddBenchCommand(CLI::App& app, CommandContext& context) {
       "bench", "Measure tokens a second of prefill and decode, also against llama.cpp");
   auto flags = std::make_shared<BenchFlags>();
   AddModelFlags(*command, flags->model);
+  AddAutoFlags(*command, flags->model);
   AddTestFlags(*command, flags->bench);
   AddPeerFlags(*command, *flags);
   AddJsonFlag(*command, context);

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <utility>
 
+#include "cli/auto_profile.h"
 #include "cli/chat_session.h"
 #include "core/error.h"
 #include "policy/nearest_name.h"
@@ -207,6 +208,7 @@ void AddChatCommand(CLI::App& app, CommandContext& context) {
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
   AddGenerationFlags(*command, flags->generation);
+  AddAutoFlags(*command, flags->model);
   AddJsonFlag(*command, context);
   command->add_flag("-q,--quiet", flags->quiet, "No progress bar, no notes")->group("Output");
   command->footer(

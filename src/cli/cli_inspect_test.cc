@@ -89,7 +89,7 @@ TEST(Inspect, TextOfTheFileDoesNotCommandTheTerminal) {
 TEST_F(WithModel, InspectDescribesTheModel) {
   const Finished text = RunWinnow({"inspect", *DefaultModelPath()});
   EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out, AllOf(HasSubstr("llama"), HasSubstr("8,192"), HasSubstr("not measured")));
+  EXPECT_THAT(text.out, AllOf(HasSubstr("llama"), HasSubstr("8,192"), HasSubstr("sparsity pays")));
   const Finished result = RunWinnow(Args("inspect", {"--json"}));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json info = json::parse(result.out);

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/auto_profile.h"
 #include "cli/output.h"
 #include "core/error.h"
 #include "model/model_info.h"
@@ -200,6 +201,17 @@ ModelFile ResolveModel(const std::string& name) {
         kDefaultModelFile, fmt::join(looked_in, ", "));
 }
 
+bool WantsAuto(const ModelFlags& flags, const std::vector<std::string>& arms) {
+  const bool wanted = std::find(arms.begin(), arms.end(), kAutoArm) != arms.end();
+  if (!wanted && !flags.profile.empty()) {
+    Throw(ErrorKind::kUsage, "--profile says what --arm auto runs, and no arm is auto");
+  }
+  if (!wanted && flags.break_even > 0) {
+    Throw(ErrorKind::kUsage, "--break-even says where --arm auto begins, and no arm is auto");
+  }
+  return wanted;
+}
+
 LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
                       const std::string& chat_template) {
   EngineOptions engine_options = ToEngineOptions(flags);
@@ -209,9 +221,14 @@ LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& a
   loaded.path = model.path;
   loaded.name = model.name;
   engine_options.model_path = loaded.path;
-  ReadModelInfo(loaded.path);  // names what is wrong better than llama.cpp does
-  loaded.tokenizer = Tokenizer::Load(loaded.path, {.chat_template = chat_template});
+  // Names what is wrong better than llama.cpp does.
+  const ModelConfig config = ReadModelInfo(loaded.path).config;
   loaded.pool = std::make_unique<ThreadPool>(flags.threads > 0 ? flags.threads : DefaultThreads());
+  if (WantsAuto(flags, arms)) {
+    loaded.auto_arm = ResolveAutoArm(flags, loaded.path, config, loaded.pool.get());
+    engine_options.auto_arm = loaded.auto_arm;
+  }
+  loaded.tokenizer = Tokenizer::Load(loaded.path, {.chat_template = chat_template});
   BackboneOptions backbone_options;
   backbone_options.max_tokens =
       std::max<int64_t>(engine_options.prefill_chunk, engine_options.max_batch);

@@ -39,6 +39,8 @@ struct ModelFlags {
   uint64_t kv_memory = 0;  // bytes; 0: one context, or what fits
   int64_t prefill_chunk = 512;
   bool no_prefix_reuse = false;
+  std::string profile;     // of AddAutoFlags (cli/auto_profile.h); "": found by the model's hash
+  int64_t break_even = 0;  // likewise; tokens, 0: measured
 };
 
 // Adds -m, -t, -c, --kv-type, --kv-memory, --prefill-chunk and --no-prefix-reuse.
@@ -71,6 +73,7 @@ struct LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Backbone> backbone;
+  AutoArm auto_arm;                // of the engine
   std::unique_ptr<Engine> engine;  // last: it refers to the others
 };
 
@@ -84,9 +87,13 @@ struct ModelFile {
 // so. Throws Error(kInput) if there is no default model, and what MakeSyntheticModel throws.
 ModelFile ResolveModel(const std::string& name);
 
+// Whether one of the arms is auto. Throws Error(kUsage) for --profile or --break-even if none is.
+bool WantsAuto(const ModelFlags& flags, const std::vector<std::string>& arms);
+
 // Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
 // template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms. Throws
-// what ReadModelInfo (which comes first), Tokenizer::Load, LoadCpuBackbone and Engine throw.
+// what ReadModelInfo (which comes first), ResolveAutoArm (where one of the arms is auto),
+// Tokenizer::Load, LoadCpuBackbone and Engine throw.
 LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
                       const std::string& chat_template = "");
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/auto_profile.h"
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -17,7 +18,6 @@
 #include "core/error.h"
 #include "eval/arm_runs.h"
 #include "eval/report.h"
-#include "policy/arm.h"
 
 namespace winnow {
 namespace {
@@ -42,7 +42,9 @@ ordered_json ToJson(const ArmRun& run) {
   const PhaseLedger& prefill = result.ledger.prefill;
   const PhaseLedger& decode = result.ledger.decode;
   return {{"arm", run.arm},
-          {"arm_resolved", ParseArm(run.arm).resolved},
+          {"arm_resolved", result.arm_resolved},
+          {"arm_reason",
+           result.arm_reason.empty() ? ordered_json(nullptr) : ordered_json(result.arm_reason)},
           {"text", result.text},
           {"tokens", result.tokens},
           {"finish_reason", FinishReasonName(result.finish_reason)},
@@ -152,6 +154,7 @@ void AddCompareCommand(CLI::App& app, CommandContext& context) {
   AddQuestionFlag(*command, flags->question);
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
+  AddAutoFlags(*command, flags->model);
   command->add_option("-n,--max-tokens", flags->max_tokens, "Longest answer in tokens")
       ->type_name("TOKENS")
       ->check(Between(1, 1 << 30))

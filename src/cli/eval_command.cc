@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/auto_profile.h"
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/signals.h"
@@ -338,6 +339,7 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
       ->capture_default_str()
       ->group("Judgement");
   AddModelFlags(*command, flags->model);
+  AddAutoFlags(*command, flags->model);
   AddJsonFlag(*command, context);
   command
       ->add_option("--out", flags->out, "Folder for samples.jsonl and results.json (docs/json.md)")

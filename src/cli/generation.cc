@@ -92,8 +92,8 @@ void AddGenerationFlags(CLI::App& command, GenerationFlags& flags) {
   command
       .add_option(
           "--arm", flags.arm,
-          "How the context is read: dense (all of it), auto (what the model's profile says; "
-          "dense in this version), or policies such as select=sketch,residual=sketch "
+          "How the context is read: auto (what the model's profile says, dense where that does not "
+          "pay), dense (all of it), or policies such as select=sketch,residual=sketch "
           "(docs/cli.md lists them)")
       ->type_name("ARM")
       ->capture_default_str()

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,13 @@
 #include "testing/tiny_gguf.h"
 
 namespace winnow::testing {
+
+// The cache folder of every child: a test neither believes nor changes what the user's holds.
+inline const std::string kCacheHome = [] {
+  std::string folder = TemporaryFolder();
+  setenv("XDG_CACHE_HOME", folder.c_str(), /*overwrite=*/1);
+  return folder;
+}();
 
 // Writes a file into a folder of this process, and returns its path.
 inline std::string WriteFile(const std::string& name, const std::string& content) {

@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "cli/auto_profile.h"
 #include "cli/output.h"
+#include "cli/user_cache.h"
 #include "core/byte_size.h"
 #include "core/error.h"
 #include "kv/page_layout.h"
@@ -42,7 +44,9 @@ struct Inspection {
   bool has_config = false;  // false: the metadata is refused
   Shape shape;
   bool has_chat_template = false;
-  std::string refusal;  // why the model cannot be run, or ""
+  std::string refusal;                   // why the model cannot be run, or ""
+  std::optional<int64_t> sparsity_pays;  // prompt tokens from which auto is not dense, where known
+  std::string sparsity;                  // the same in words
 };
 
 // Runs `read`. A refusal of the file is kept in `refusal` unless there was one before.
@@ -112,6 +116,31 @@ Inspection ReadInspection(const std::string& path) {
   inspection.has_chat_template = !text("tokenizer.chat_template").empty();
   Try(refusal, [&] { inspection.has_chat_template = Tokenizer::Load(path)->has_chat_template(); });
   return inspection;
+}
+
+// What runs with the default flags have measured on this machine; nothing is measured here.
+void ReadSparsity(const std::string& file, Inspection* inspection) {
+  const UserCache cache;
+  const auto found = FindProfile("", file, inspection->info.config, cache);
+  if (!found.has_value()) {
+    inspection->sparsity = "not known: there is no profile (winnow calibrate makes one)";
+    return;
+  }
+  if (const std::string refusal = found->profile.Refusal(); !refusal.empty()) {
+    inspection->sparsity = fmt::format("never: {} says {}", found->source, refusal);
+    return;
+  }
+  const auto measured = ReadBreakEven(cache, MakeBreakEvenKey(found->profile, ModelFlags{}));
+  if (!measured.has_value()) {
+    inspection->sparsity =
+        fmt::format("{}; from where on is measured by the first run", found->source);
+  } else if (measured->tokens == kNeverPays) {
+    inspection->sparsity = fmt::format("never on this machine ({})", found->source);
+  } else {
+    inspection->sparsity_pays = measured->tokens;
+    inspection->sparsity =
+        fmt::format("from {} tokens ({})", FormatCount(measured->tokens), found->source);
+  }
 }
 
 int64_t LocalLayers(const ModelConfig& config) {
@@ -213,7 +242,7 @@ ordered_json ToJson(const Inspection& inspection) {
           {"kv_bytes_per_token", std::move(layers["kv_bytes_per_token"])},
           {"kv_bytes_per_token_global", std::move(layers["kv_bytes_per_token_global"])},
           {"chat_template", inspection.has_chat_template},
-          {"sparsity_pays_from_tokens", nullptr}};
+          {"sparsity_pays_from_tokens", OrNull(inspection.sparsity_pays)}};
 }
 
 class Description {
@@ -292,7 +321,7 @@ std::string Describe(const Inspection& inspection) {
   }
   if (inspection.has_config) DescribeKvCache(info.config, out);
   out.Line("chat template", inspection.has_chat_template ? "yes" : "none: plain completion");
-  out.Line("sparsity pays", "not measured");
+  if (!inspection.sparsity.empty()) out.Line("sparsity pays", inspection.sparsity);
   return out.text();
 }
 
@@ -300,6 +329,7 @@ int Inspect(const std::string& model, bool json) {
   const ModelFile file = ResolveModel(model);
   Inspection inspection = ReadInspection(file.path);
   inspection.path = file.name;
+  if (inspection.has_config) ReadSparsity(file.path, &inspection);
   Output output;
   output.Write(json ? DumpJson(ToJson(inspection), /*indent=*/true) + "\n" : Describe(inspection));
   if (inspection.refusal.empty()) return output.ExitCode(0);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/bench_command.h"
+#include "cli/calibrate_command.h"
 #include "cli/chat_command.h"
 #include "cli/command.h"
 #include "cli/compare_command.h"
@@ -115,6 +116,7 @@ void DefineProgram(CLI::App& app, CommandContext& context) {
   AddBenchCommand(app, context);
   AddEvalCommand(app, context);
   AddCompareCommand(app, context);
+  AddCalibrateCommand(app, context);
   AddDiagnoseCommand(app, context);
   // After the commands, which would inherit it.
   app.footer(

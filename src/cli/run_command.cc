@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bench/peer_llama.h"
+#include "cli/auto_profile.h"
 #include "cli/generation.h"
 #include "cli/run_record.h"
 #include "core/error.h"
@@ -142,6 +143,7 @@ void AddRunCommand(CLI::App& app, CommandContext& context) {
   AddPromptFlags(*command, flags->prompt);
   AddModelFlags(*command, flags->model);
   AddGenerationFlags(*command, flags->generation);
+  AddAutoFlags(*command, flags->model);
   AddJsonFlag(*command, context);
   command->add_flag("-q,--quiet", flags->quiet, "No progress bar, no notes, no closing table")
       ->group("Output");

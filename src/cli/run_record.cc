@@ -8,7 +8,7 @@
 #include "cli/output.h"
 #include "core/byte_size.h"
 #include "core/memory.h"
-#include "policy/arm.h"
+#include "ledger/ledger.h"
 
 namespace winnow {
 namespace {
@@ -34,6 +34,12 @@ ordered_json DocumentsJson(const std::vector<DocumentUse>& documents) {
                                                        : ordered_json(document.mass)}});
   }
   return list;
+}
+
+// Null where nothing was measured, or it never pays.
+ordered_json BreakEvenJson(const AutoArm& automatic) {
+  const bool known = automatic.arm != "dense" && automatic.break_even_tokens != kNeverPays;
+  return known ? ordered_json(automatic.break_even_tokens) : ordered_json(nullptr);
 }
 
 ordered_json PeerJson(const PeerRecord& peer) {
@@ -129,6 +135,7 @@ RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, co
   const int64_t first_token = result.prompt_tokens - std::ssize(prompt.tokens);
   return {.model = loaded.name,
           .arm = flags.arm,
+          .auto_arm = loaded.auto_arm,
           .used_chat_template = prompt.used_chat_template,
           .documents = UseOfDocuments(prompt, first_token, result.ledger.pruning.get()),
           .result = std::move(result),
@@ -143,7 +150,9 @@ ordered_json ToJson(const RunRecord& record, LedgerDetail detail) {
   }
   return {{"model", record.model},
           {"arm", record.arm},
-          {"arm_resolved", ParseArm(record.arm).resolved},
+          {"arm_resolved", result.arm_resolved},
+          {"arm_reason", TextOrNull(result.arm_reason)},
+          {"break_even_tokens", BreakEvenJson(record.auto_arm)},
           {"chat_template", record.used_chat_template},
           {"prompt_tokens", result.prompt_tokens},
           {"reused_tokens", result.reused_tokens},
@@ -183,6 +192,9 @@ std::string FormatTable(const RunRecord& record) {
   }
   if (record.result.ledger.pruning != nullptr) {
     table += FormatPruning(*record.result.ledger.pruning, record.documents);
+  }
+  if (!record.result.arm_reason.empty()) {
+    table += fmt::format("arm: {} ({})\n", record.result.arm_resolved, record.result.arm_reason);
   }
   return table + SparseLine(record.result.ledger.decode.attention);
 }

@@ -32,6 +32,7 @@ struct PeerRecord {
 struct RunRecord {
   std::string model;  // path
   std::string arm;    // as asked for
+  AutoArm auto_arm;   // what `auto` could have been
   bool used_chat_template = false;
   std::vector<DocumentUse> documents;
   std::vector<SkippedFile> skipped;

@@ -17,6 +17,12 @@ std::vector<int64_t> Windows(const ModelConfig& config) {
   return windows;
 }
 
+PlaneSet AllPlanes(const EngineOptions& options, int64_t context_tokens) {
+  PlaneSet planes = options.planes;
+  planes.Add(options.auto_arm.planes(context_tokens));
+  return planes;
+}
+
 }  // namespace
 
 Engine::Impl::Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadPool* threads_in,
@@ -26,9 +32,9 @@ Engine::Impl::Impl(Backbone* backbone_in, const Tokenizer* tokenizer_in, ThreadP
       config(backbone_in->config()),
       tokenizer(tokenizer_in),
       options(options_in),
-      layout(config.kv_heads, options_in.page_slots, config.head_dim, options_in.kv_dtype,
-             options_in.planes),
       context_tokens(ResolveContext()),
+      layout(config.kv_heads, options_in.page_slots, config.head_dim, options_in.kv_dtype,
+             AllPlanes(options_in, context_tokens)),
       pages(layout, ResolveCapacity()),
       prefixes(&pages, Windows(config)),
       parked(options_in.parking_bytes, Windows(config), options_in.page_slots, config.hidden),
@@ -92,7 +98,11 @@ void Engine::Impl::Admit(Sequence* sequence) {
   sequence->status.phase = Phase::kPrefill;
 }
 
-// Extends the page hashes to the full pages of the first `n_tokens` tokens.
+AutoArm::Choice Engine::Impl::ChooseArm(const Request& request) const {
+  if (request.arm != kAutoArm) return {request.arm, ""};
+  return options.auto_arm.For(static_cast<int64_t>(request.tokens.size()));
+}
+
 DecodePolicy* Engine::Impl::PolicyOf(const Arm& arm) {
   if (const auto known = policies.find(arm.resolved); known != policies.end()) {
     return known->second.get();
@@ -108,6 +118,7 @@ DecodePolicy* Engine::Impl::PolicyOf(const Arm& arm) {
   return policies.emplace(arm.resolved, std::move(policy)).first->second.get();
 }
 
+// Extends the page hashes to the full pages of the first `n_tokens` tokens.
 // A page's hash says under which arm its tokens passed the layers below: dense ones are for all,
 // others for their own arm, whatever comes after them.
 void Engine::Impl::HashPages(Sequence* sequence, int64_t n_tokens) {
@@ -155,6 +166,8 @@ void Engine::Impl::Finish(Sequence* sequence, FinishReason reason) {
   result.error = s.failure;
   result.error_kind = s.failure_kind;
   result.text = s.stream.text();
+  result.arm_resolved = s.arm.resolved;
+  result.arm_reason = s.arm_reason;
   result.prompt_tokens = s.n_prompt();
   result.reused_tokens = s.n_reused;
   result.ledger = s.ledger;
@@ -189,7 +202,8 @@ Engine::~Engine() = default;
 
 RequestId Engine::Submit(Request request) {
   impl_->ValidateRequest(request);
-  Arm arm = ParseArm(request.arm);
+  AutoArm::Choice choice = impl_->ChooseArm(request);
+  Arm arm = ParseArm(choice.arm);
   DecodePolicy* policy = impl_->PolicyOf(arm);
   EnginePruner* pruner = impl_->PrunerOf(arm);
   const RequestId id = impl_->next_id++;
@@ -205,6 +219,7 @@ RequestId Engine::Submit(Request request) {
                                 impl_->config.vocabulary, static_cast<int>(impl_->context_tokens));
   impl_->sequences.back().policy = policy;
   impl_->sequences.back().pruner = pruner;
+  impl_->sequences.back().arm_reason = std::move(choice.reason);
   if (policy != nullptr && policy->residual != nullptr) {
     impl_->sequences.back().memory = policy->residual->NewMemory();
   }

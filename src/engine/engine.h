@@ -16,6 +16,7 @@
 #include "engine/request.h"
 #include "kv/page_layout.h"
 #include "model/backbone.h"
+#include "policy/auto_arm.h"
 #include "text/tokenizer.h"
 
 namespace winnow {
@@ -32,7 +33,8 @@ struct EngineOptions {
   int64_t parking_bytes = int64_t{1} << 28;
   // Of the model's file, for arms that are trained for one model; empty: not from a file.
   std::string model_path;
-  PlaneSet planes;  // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
+  PlaneSet planes;   // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
+  AutoArm auto_arm;  // the pages also keep what it needs, where the context is long enough for it
 };
 
 class Engine {

@@ -82,6 +82,8 @@ struct Engine::Impl {
   // The policies of an arm; null for dense. Throws Error(kUsage) as Submit does.
   DecodePolicy* PolicyOf(const Arm& arm);
   EnginePruner* PrunerOf(const Arm& arm);  // likewise; null: prompts are not pruned
+  // What the request's arm stands for.
+  AutoArm::Choice ChooseArm(const Request& request) const;
   void HashPages(Sequence* sequence, int64_t n_tokens);
   void RememberPrefix(Sequence* sequence, int64_t n_tokens);
   void Finish(Sequence* sequence, FinishReason reason);
@@ -93,8 +95,8 @@ struct Engine::Impl {
   const ModelConfig& config;
   const Tokenizer* tokenizer;
   EngineOptions options;
-  PageLayout layout;
   int64_t context_tokens;
+  PageLayout layout;
   PagePool pages;
   PrefixCache prefixes;
   ParkedPrompts parked;

@@ -70,6 +70,75 @@ TEST_F(SparseEngine, ReadingEverythingGivesDensesBits) {
   }
 }
 
+TEST_F(SparseEngine, AutoIsDenseBelowTheBreakEvenAndItsArmFromThereOn) {
+  EngineOptions options;
+  options.kv_dtype = DType::kF16;
+  options.prefill_chunk = 64;
+  options.auto_arm = {.arm = kFast, .source = "a profile", .break_even_tokens = 500};
+  Engine engine(&backbone_, nullptr, &pool_, options);
+  const std::vector<TokenId> tokens = RandomTokens(500, 11);
+  const std::vector<TokenId> shorter(tokens.begin(), tokens.end() - 1);
+
+  // It stays dense, though the answer grows beyond the break-even.
+  const Answer below = Generate(&engine, shorter, "auto");
+  const Answer dense = Generate(&engine, shorter, "dense");
+  EXPECT_EQ(below.result.arm_resolved, "dense");
+  EXPECT_EQ(below.result.arm_reason,
+            "a prompt of 499 tokens: a profile pays from 500 on this machine");
+  EXPECT_EQ(below.logits, dense.logits);
+  EXPECT_EQ(below.result.ledger.decode.attention.layers_sparse, 0);
+  // What it wrote is dense, so that others may use it: all but the last page, which is not full.
+  EXPECT_EQ(dense.result.reused_tokens, 480);
+
+  const Answer above = Generate(&engine, tokens, "auto");
+  EXPECT_EQ(above.result.arm_resolved, ParseArm(kFast).resolved);
+  EXPECT_EQ(above.result.arm_reason, "a profile, which pays from 500 tokens on this machine");
+  EXPECT_LT(above.result.ledger.decode.attention.tokens_read,
+            above.result.ledger.decode.attention.tokens_resident);
+  EXPECT_EQ(above.logits, Generate(&engine, tokens, kFast).logits);
+  EXPECT_EQ(Generate(&engine, tokens, kFast).result.arm_reason, "");
+}
+
+TEST_F(SparseEngine, PlanesOfAutoAreKeptOnlyWhereItMayBeSparse) {
+  EngineOptions options;
+  options.prefill_chunk = 64;
+  options.auto_arm = {.arm = kFast, .source = "a profile", .break_even_tokens = 500};
+  options.kv_bytes = int64_t{1} << 22;
+  const auto kv_bytes = [&](int64_t context_tokens) {
+    options.context_tokens = context_tokens;
+    Engine engine(&backbone_, nullptr, &pool_, options);
+    return Generate(&engine, RandomTokens(64, 12), "auto", 1).result.kv_bytes;
+  };
+  EXPECT_GT(kv_bytes(512), kv_bytes(500));
+  options.auto_arm = {};
+  const int64_t without = kv_bytes(512);
+  EXPECT_EQ(kv_bytes(500), without);
+}
+
+TEST_F(SparseEngine, GatesTurnCompletionOff) {
+  const std::string none = "select=sketch,budget=64,dense_layers=0,residual=none";
+  for (const char* with : {"sketch", "centroid"}) {
+    const auto gated = [&](const std::string& off) {
+      return std::string("select=sketch,budget=64,dense_layers=0,residual=") + with + off;
+    };
+    const auto engine = NewEngine({none, gated("")});
+    const std::vector<TokenId> tokens = RandomTokens(600, 13);
+    const auto run = [&](const std::string& arm) { return Generate(engine.get(), tokens, arm); };
+    const Answer open = run(gated(""));
+    const Answer closed = run(gated(",off=1+2+3"));
+    // Completing nothing is dropping.
+    EXPECT_EQ(closed.logits, run(none).logits) << with;
+    EXPECT_EQ(closed.result.ledger.decode.attention.bytes_estimated, 0) << with;
+    EXPECT_EQ(closed.result.ledger.decode.attention.mass_estimated, 0) << with;
+    const Answer some = run(gated(",off=2.1"));
+    EXPECT_NE(some.logits, open.logits) << with;
+    EXPECT_NE(some.logits, closed.logits) << with;
+    EXPECT_LT(some.result.ledger.decode.attention.bytes_estimated,
+              open.result.ledger.decode.attention.bytes_estimated)
+        << with;
+  }
+}
+
 TEST_F(SparseEngine, TheLedgerShowsWhatWasNotRead) {
   const auto engine = NewEngine({kFast, kFaithful});
   const std::vector<TokenId> tokens = RandomTokens(700, 2);

@@ -91,6 +91,8 @@ struct RequestResult {
   FinishReason finish_reason = FinishReason::kFailed;
   std::string error;                    // of kFailed, and its kind:
   std::optional<ErrorKind> error_kind;  // none: an internal error
+  std::string arm_resolved;             // what ran, with every parameter
+  std::string arm_reason;               // why `auto` stood for it; "" for any other arm
   std::string text;
   std::vector<TokenId> tokens;  // generated, an end token included
   int64_t prompt_tokens = 0;

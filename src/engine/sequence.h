@@ -53,6 +53,7 @@ struct Sequence {
   RequestId id;
   Request request;
   Arm arm;
+  std::string arm_reason;                // of `auto`: why it stands for this arm
   DecodePolicy* policy = nullptr;        // null: dense
   const EnginePruner* pruner = nullptr;  // null: nothing is pruned
   // Tokens from here on passed layers below under the arm, not densely.

@@ -1,5 +1,7 @@
 #include "policy/completion_gates.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -61,6 +63,16 @@ std::vector<CompletionGate> ParseGates(std::string_view policy, std::string_view
   std::sort(gates.begin(), gates.end());
   gates.erase(std::unique(gates.begin(), gates.end()), gates.end());
   return gates;
+}
+
+std::string FormatGates(std::span<const CompletionGate> gates) {
+  std::string text;
+  for (const CompletionGate& gate : gates) {
+    if (!text.empty()) text += '+';
+    text += fmt::format("{}", gate.layer + 1);
+    if (gate.kv_head >= 0) text += fmt::format(".{}", gate.kv_head);
+  }
+  return text;
 }
 
 }  // namespace winnow

@@ -43,5 +43,6 @@ class CompletionGates {
 // As arms write them, "1+4.0+4.2": layer 1 as a whole, and KV heads 0 and 2 of layer 4. Layers
 // count from 1, heads from 0. Parsing throws Error(kUsage) that names `policy`.
 std::vector<CompletionGate> ParseGates(std::string_view policy, std::string_view text);
+std::string FormatGates(std::span<const CompletionGate> gates);
 
 }  // namespace winnow
