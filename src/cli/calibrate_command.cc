@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cli/auto_profile.h"
+#include "cli/calibrate_prefill.h"
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/signals.h"
@@ -43,6 +44,8 @@ struct CalibrateFlags {
   bool no_chat_template = false;
   FidelityTarget target;
   std::string gates = "layers";
+  std::string prefill;  // "early", "late"; empty: decode's profile
+  double keep = PruneProfile{}.keep;
   std::vector<std::string> arms;
   std::string out;
   bool quiet = false;
@@ -174,10 +177,15 @@ std::string CommandLine(const CalibrateFlags& flags) {
   for (const std::string& text : flags.text) line += " --text " + name(text);
   if (!flags.prompts.empty()) line += " --prompts " + name(flags.prompts);
   if (flags.no_generated) line += " --no-generated";
-  line += fmt::format(" --samples {} --length {} --seed {} --target {} --top1 {} --gates {}",
-                      flags.samples, flags.length, flags.seed, flags.target.kl,
-                      flags.target.top1_agreement, flags.gates);
-  for (const std::string& arm : flags.arms) line += " --arm " + arm;
+  line +=
+      fmt::format(" --samples {} --length {} --seed {}", flags.samples, flags.length, flags.seed);
+  if (flags.prefill.empty()) {
+    line += fmt::format(" --target {} --top1 {} --gates {}", flags.target.kl,
+                        flags.target.top1_agreement, flags.gates);
+    for (const std::string& arm : flags.arms) line += " --arm " + arm;
+  } else {
+    line += fmt::format(" --prefill {} --keep {}", flags.prefill, flags.keep);
+  }
   if (flags.model.kv_type != "f16") line += " --kv-type " + flags.model.kv_type;
   return line;
 }
@@ -219,6 +227,11 @@ void CheckFlags(const CalibrateFlags& flags) {
   for (const std::string& arm : flags.arms) {
     if (ParseArm(arm).fingerprint != 0) continue;
     Throw(ErrorKind::kUsage, "'{}' is no arm to choose: dense is what they are held against", arm);
+  }
+  if (!flags.prefill.empty() && flags.out.empty()) {
+    Throw(ErrorKind::kUsage,
+          "--prefill makes a profile that arms name (prefill=entroprefill,profile=FILE): say with "
+          "-o where it goes");
   }
   if (flags.no_generated && flags.prompts.empty()) {
     Throw(ErrorKind::kUsage, "--no-generated leaves no prompts: give some with --prompts");
@@ -268,8 +281,52 @@ ordered_json ResultJson(const CalibrationResult& result, const ModelProfile& pro
           {"tried", std::move(tried)}};
 }
 
+// Prompts of a third, two thirds and all of the length, of tasks that name their evidence.
+std::vector<EvalSample> PrefillSamples(const CalibrateFlags& flags, TaskInput input) {
+  std::vector<EvalSample> samples;
+  const int64_t length = input.length;
+  for (const int64_t third : {1, 2, 3}) {
+    input.length = third * length / 3;
+    for (EvalSample& sample : Generate(ChooseTasks(flags), input, flags.samples)) {
+      if (!sample.evidence.empty()) samples.push_back(std::move(sample));
+    }
+  }
+  return samples;
+}
+
+int RunPrefill(const CalibrateFlags& flags, bool json) {
+  const Halves books = ReadHalves(flags.text);
+  const LoadedModel loaded = LoadModel(flags.model, {"dense"});
+  const int64_t context = loaded.engine->context_tokens();
+  TaskInput input{.tokenizer = loaded.tokenizer.get(),
+                  .book = &books.calibrate,
+                  .prompt = {.chat_template = !flags.no_chat_template},
+                  .length = std::min(flags.length, context),
+                  .seed = flags.seed};
+  PrefillCalibration calibration{
+      .style = flags.prefill == "early" ? PruneStyle::kEarly : PruneStyle::kLate,
+      .keep = flags.keep,
+      .out = flags.out,
+      .command = CommandLine(flags),
+      .quiet = flags.quiet,
+      .calibrate = PrefillSamples(flags, input)};
+  if (!flags.prompts.empty()) {
+    std::vector<EvalSample> given = ReadJsonl(flags.prompts, input, context, 6 * flags.samples);
+    for (size_t i = 0; i < given.size(); ++i) {
+      (i % 2 == 0 ? calibration.calibrate : calibration.test).push_back(std::move(given[i]));
+    }
+  }
+  input.book = &books.test;
+  ++input.seed;
+  for (EvalSample& sample : PrefillSamples(flags, input)) {
+    calibration.test.push_back(std::move(sample));
+  }
+  return CalibratePrefill(loaded, calibration, json);
+}
+
 int Run(CalibrateFlags& flags, bool json) {
   CheckFlags(flags);
+  if (!flags.prefill.empty()) return RunPrefill(flags, json);
   const Halves books = ReadHalves(flags.text);
   const ModelConfig config = ReadModelInfo(ResolveModel(flags.model.model).path).config;
   const std::vector<std::string> arms = CalibrationArms(flags.arms, config.n_layers);
@@ -348,6 +405,21 @@ void AddPromptChoice(CLI::App& command, CalibrateFlags& flags) {
 
 void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
   const std::string group = "Search";
+  command
+      .add_option(
+          "--prefill", flags.prefill,
+          "Make a profile for pruning documents in mid-prefill instead: 'early' (one layer, "
+          "the heads that know best) or 'late' (pooled layers, the safest); generated "
+          "prompts are then needles of a third, two thirds and all of --length")
+      ->type_name("STYLE")
+      ->transform(OneOf("style", {"early", "late"}))
+      ->group(group);
+  command
+      .add_option("--keep", flags.keep, "With --prefill: share of the documents' tokens that stays")
+      ->type_name("SHARE")
+      ->check(CLI::Range(0.01, 1.0).description(""))
+      ->capture_default_str()
+      ->group(group);
   command
       .add_option("--target", flags.target.kl,
                   "Largest mean KL from dense, in nats, along dense's own output")

@@ -65,8 +65,8 @@ std::string ReadQuestion(const std::string& flag);
 // The Jinja source of --chat-template, or "" without it. Throws what ReadTextFile throws.
 std::string ReadChatTemplate(const PromptFlags& flags);
 
-// For a prompt of these documents, to be read under each of `arms`. A --protect of other documents counts
-// for nothing.
+// For a prompt of these documents, to be read under each of `arms`. A --protect of other documents
+// counts for nothing.
 PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents,
                               const std::vector<std::string>& arms);
 

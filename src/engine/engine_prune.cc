@@ -47,7 +47,7 @@ EnginePruner* Engine::Impl::PrunerOf(const Arm& arm) {
   for (int layer = 0; layer < config.n_layers; ++layer) {
     if (config.layers[layer].window == 0) model.global_layers.push_back(layer + 1);
   }
-  PruneProfile profile = FindPruneProfile(policy->params, model, {});
+  PruneProfile profile = FindPruneProfile(policy->params, model, BuiltInPruneProfiles());
   return &pruners.emplace(arm.resolved, EnginePruner{std::move(policy), std::move(profile)})
               .first->second;
 }
@@ -130,8 +130,11 @@ void Engine::Impl::ObserveLayer(Sequence* sequence) {
       .mean_attention = {mean_attention.data(), {config.query_heads, problem.n_tokens()}},
       .chunk_mass = {chunk_mass.data(), {n_rows, problem.n_chunks()}}};
   ReadObserverRows(*threads, params, rows, observer_workspace);
-  pruning.decision =
-      pruning.run->Observe(s.status.layer + 1, {rows.mean_attention, rows.chunk_mass});
+  const LayerObservation observation{rows.mean_attention, rows.chunk_mass};
+  if (s.request.on_observation) {
+    s.request.on_observation(s.status.layer + 1, problem, observation);
+  }
+  pruning.decision = pruning.run->Observe(s.status.layer + 1, observation);
   pruning.queries.NextLayer();
   if (pruning.decision.removed.empty()) return;
 

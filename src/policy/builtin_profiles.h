@@ -8,5 +8,7 @@
 namespace winnow {
 
 std::span<const std::string_view> BuiltinProfileTexts();
+// Those of profiles/prefill, which say how prompts are pruned.
+std::span<const std::string_view> BuiltinPruneProfileTexts();
 
 }  // namespace winnow

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/hash.h"
+#include "policy/builtin_profiles.h"
 #include "policy/nearest_name.h"
 #include "text/read_file.h"
 
@@ -221,6 +222,17 @@ PruneProfile UncalibratedProfile(const PruneParams& params, const PruneModel& mo
          .eps_audit = std::vector<double>(model.query_heads, params.eps_audit.value())});
   }
   return profile;
+}
+
+std::span<const PruneProfile> BuiltInPruneProfiles() {
+  static const std::vector<PruneProfile> kProfiles = [] {
+    std::vector<PruneProfile> profiles;
+    for (const std::string_view text : BuiltinPruneProfileTexts()) {
+      profiles.push_back(PruneProfileFromJson(json::parse(text), "that is built in"));
+    }
+    return profiles;
+  }();
+  return kProfiles;
 }
 
 PruneProfile FindPruneProfile(const PruneParams& params, const PruneModel& model,

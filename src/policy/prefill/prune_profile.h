@@ -57,6 +57,9 @@ PruneProfile PruneProfileFromJson(const nlohmann::json& json, std::string_view s
 // Throws Error(kInput) for a file that cannot be read or is no profile.
 PruneProfile LoadPruneProfile(const std::string& path);
 
+// The profiles that the program brings along.
+std::span<const PruneProfile> BuiltInPruneProfiles();
+
 // Monitors the arm's layers, or all global ones but the last, with all heads alike and one
 // tolerance. Throws Error(kUsage) for layers that the model cannot monitor.
 PruneProfile UncalibratedProfile(const PruneParams& params, const PruneModel& model);
