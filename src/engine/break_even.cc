@@ -26,7 +26,7 @@ constexpr int64_t kBytes = int64_t{256} << 20;
 constexpr int kSlots = kDefaultPageSlots;
 constexpr int kDistinctPages = 32;  // of random contents; the others are copies
 constexpr int kRounds = 11;
-constexpr int kAttempts = 3;        // at a depth whose rounds disagree
+constexpr double kPatience = 3;     // seconds after which rounds that disagree are not repeated
 constexpr double kScoreSpread = 2;  // nats
 
 // Layers of random keys and values, and one query for all of them.
@@ -112,27 +112,33 @@ class Stopwatch {
   // Nothing if the rounds disagree in every attempt.
   std::optional<AttentionTime> Measure(int64_t depth) {
     std::optional<AttentionTime> time;
-    for (int attempt = 0; attempt < kAttempts && !time.has_value(); ++attempt) {
-      std::vector<AttentionTime> rounds;
-      for (int round = 0; round <= kRounds; ++round) {
-        const double dense = Time([&](int layer) { Dense(layer, depth); });
-        const double sparse = Time([&](int layer) { Sparse(layer, depth); });
-        if (round == 0) continue;  // warms up
-        rounds.push_back({.depth = depth, .dense = dense, .sparse = sparse});
-      }
-      time = AgreedTime(rounds);
-    }
+    do {
+      std::vector<LayerTimes> layers(layers_.n_layers());
+      for (int round = 0; round <= kRounds; ++round) Round(depth, round > 0, &layers);
+      time = AgreedTime(depth, layers);
+    } while (!time.has_value() && Seconds(Clock::now() - start_) < kPatience);
     return time;
   }
 
  private:
-  // Seconds a layer.
-  template <typename Attend>
-  double Time(Attend attend) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int layer = 0; layer < layers_.n_layers(); ++layer) attend(layer);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    return seconds.count() / layers_.n_layers();
+  using Clock = std::chrono::steady_clock;
+  static double Seconds(Clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  }
+  // Layer by layer, so that what disturbs one side is soon at the other. They are at opposite ends
+  // of the layers: neither finds in a cache what the other has read.
+  void Round(int64_t depth, bool keep, std::vector<LayerTimes>* layers) {
+    const int n = layers_.n_layers();
+    for (int layer = 0; layer < n; ++layer) {
+      const Clock::time_point begin = Clock::now();
+      Dense(layer, depth);
+      const Clock::time_point middle = Clock::now();
+      Sparse((layer + n / 2) % n, depth);
+      const Clock::time_point end = Clock::now();
+      if (!keep) continue;  // warms up
+      (*layers)[layer].dense.push_back(Seconds(middle - begin));
+      (*layers)[layer].sparse.push_back(Seconds(end - middle));
+    }
   }
   void Dense(int layer, int64_t depth) {
     const DecodeQuery query{.q = layers_.query(),
@@ -160,22 +166,27 @@ class Stopwatch {
   AttentionAccount account_;
   StageSeconds seconds_;
   std::vector<float> out_;
+  Clock::time_point start_ = Clock::now();
 };
 
 }  // namespace
 
-std::optional<AttentionTime> AgreedTime(std::span<const AttentionTime> rounds) {
-  WINNOW_CHECK(!rounds.empty());
-  constexpr double kAgree = 1.1;
-  AttentionTime fastest = rounds.front();
-  std::vector<double> ratios;
-  for (const AttentionTime& round : rounds) {
-    fastest.dense = std::min(fastest.dense, round.dense);
-    fastest.sparse = std::min(fastest.sparse, round.sparse);
-    ratios.push_back(round.dense / round.sparse);
-  }
-  std::nth_element(ratios.begin(), ratios.begin() + std::ssize(ratios) / 2, ratios.end());
-  const double disagreement = ratios[ratios.size() / 2] / (fastest.dense / fastest.sparse);
+std::optional<AttentionTime> AgreedTime(int64_t depth, std::span<const LayerTimes> layers) {
+  WINNOW_CHECK(!layers.empty() && !layers[0].dense.empty());
+  constexpr double kAgree = 1.15;
+  // Means over the layers of the round with this share of faster ones.
+  const auto side = [&](std::vector<double> LayerTimes::*times, double share) {
+    double sum = 0;
+    for (const LayerTimes& layer : layers) {
+      std::vector<double> sorted = layer.*times;
+      std::sort(sorted.begin(), sorted.end());
+      sum += sorted[static_cast<size_t>(share * static_cast<double>(sorted.size()))];
+    }
+    return sum / static_cast<double>(layers.size());
+  };
+  const AttentionTime fastest = {depth, side(&LayerTimes::dense, 0), side(&LayerTimes::sparse, 0)};
+  const double median = side(&LayerTimes::dense, 0.5) / side(&LayerTimes::sparse, 0.5);
+  const double disagreement = median / (fastest.dense / fastest.sparse);
   if (disagreement > kAgree || disagreement < 1 / kAgree) return std::nullopt;
   return fastest;
 }

@@ -29,10 +29,15 @@ struct BreakEven {
   bool operator==(const BreakEven&) const = default;
 };
 
-// What rounds of one depth say, at least one, in each of which both sides were timed in turn: the
-// fastest time of either. Nothing if that ratio and the median of the rounds' own differ by more
-// than a tenth: then something else was running, in some rounds more than in others.
-std::optional<AttentionTime> AgreedTime(std::span<const AttentionTime> rounds);
+// Seconds of one layer, a round each, at least one.
+struct LayerTimes {
+  std::vector<double> dense;
+  std::vector<double> sparse;
+};
+// What the rounds at one depth say, at least one layer: of either side the mean over the layers of
+// the fastest. Nothing if the medians have another ratio, by more than 1.15: then something else
+// was running, and not beside both alike.
+std::optional<AttentionTime> AgreedTime(int64_t depth, std::span<const LayerTimes> layers);
 
 // The depth from which on the arm is faster at every depth timed: between two of them by a straight
 // line, rounded up to a multiple of 64. (One line through all would be wrong: dense slows down by
@@ -42,8 +47,8 @@ std::optional<AttentionTime> AgreedTime(std::span<const AttentionTime> rounds);
 int64_t BreakEvenTokens(std::span<const AttentionTime> times);
 
 // Times both on random keys and values, as many layers of the model in turn as 256 MiB hold (so
-// that no cache holds them; about a second), at three depths up to 4,096 or `context_tokens`, each
-// up to three times until its rounds agree. Nothing if they do not: the machine is too busy.
+// that no cache holds them; about a second), at three depths up to 4,096 or `context_tokens`, again
+// until its rounds agree, for some seconds. Nothing if they do not: the machine is too busy.
 // Queries are scaled so that scores spread by two nats: with less, completion has
 // more to read than in trained models, with more, less. Planes are taken as written: a page's are
 // written once in 32 steps, and in the prefill. kNeverPays without times if the context is shorter

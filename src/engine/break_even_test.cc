@@ -39,17 +39,15 @@ TEST(BreakEvenTokens, MayBeBeyondReach) {
 }
 
 TEST(AgreedTime, IsTheFastestOfEitherSide) {
-  // A machine that is slower as a whole, in any round, changes no ratio.
-  const std::vector<AttentionTime> rounds = {{64, 4, 2}, {64, 2, 1}, {64, 6, 3}};
-  EXPECT_EQ(AgreedTime(rounds), (AttentionTime{64, 2, 1}));
+  // A machine that is slower as a whole in some rounds changes no ratio.
+  const std::vector<LayerTimes> layers = {{{4, 2, 6}, {2, 1, 3}}, {{4, 4, 8}, {2, 2, 4}}};
+  EXPECT_EQ(AgreedTime(64, layers), (AttentionTime{64, 3, 1.5}));
 }
 
 TEST(AgreedTime, RefusesRoundsThatDisagree) {
-  // The neighbours slowed one side in most rounds, and in one round the other.
-  EXPECT_EQ(AgreedTime(std::vector<AttentionTime>{{64, 2, 2}, {64, 2, 1.5}, {64, 4, 1}}),
-            std::nullopt);
-  EXPECT_EQ(AgreedTime(std::vector<AttentionTime>{{64, 4, 1}, {64, 3, 1}, {64, 2, 2}}),
-            std::nullopt);
+  // In most rounds something slowed one side.
+  EXPECT_EQ(AgreedTime(64, std::vector<LayerTimes>{{{2, 2, 2}, {1, 1.5, 1.5}}}), std::nullopt);
+  EXPECT_EQ(AgreedTime(64, std::vector<LayerTimes>{{{2, 3, 3}, {1, 1, 1}}}), std::nullopt);
 }
 
 TEST(MeasureBreakEven, TimesBothSides) {
