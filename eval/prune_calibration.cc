@@ -17,7 +17,7 @@ namespace {
 // Nothing is removed, so the prefill stays dense; every layer is scored.
 constexpr char kObserve[] = "prefill=entroprefill,uncalibrated=1,eps=0,v=0";
 
-// Heads of an early layer that are pooled at most: more dilute what the best one knows.
+// Heads that are pooled at most, unless all are: more dilute what the best one knows.
 constexpr size_t kMostHeads = 3;
 // Layers that a late profile monitors at most, and how much worse than the best one they may be.
 constexpr size_t kMostLayers = 4;
@@ -104,8 +104,8 @@ Quality Judge(const std::vector<ObservedPrompt>& prompts, size_t layer,
   Quality quality{.needed = 0};
   for (const ObservedPrompt& prompt : prompts) {
     const PruneCandidate candidate = dropper.Propose(prompt, prompt.layers[layer], weights);
-    const bool keeps = candidate.invalid || Keeps(prompt, candidate.scan.removed);
-    quality.recall += keeps ? 1 : 0;
+    const bool finds = !candidate.invalid && Keeps(prompt, candidate.scan.removed);
+    quality.recall += finds ? 1 : 0;
     quality.needed += NeededShare(prompt, candidate);
   }
   const auto n = static_cast<double>(prompts.size());
@@ -121,64 +121,62 @@ std::vector<double> OneHead(int n_heads, int head) {
 struct Monitored {
   size_t index = 0;  // into ObservedPrompt::layers
   std::vector<double> weights;
+  Quality quality;
 };
 
-// The best head of any layer, and then others of its layer that improve on it.
-Monitored BestHeads(const std::vector<ObservedPrompt>& prompts,
-                    const std::vector<size_t>& candidates, const Dropper& dropper) {
+// The heads of one layer that find most together: all of them alike, as in the paper, or the best
+// one and then others that improve on it.
+Monitored BestHeads(const std::vector<ObservedPrompt>& prompts, size_t layer,
+                    const Dropper& dropper) {
   const int n_heads = prompts.front().problem.query_heads;
-  Monitored best;
-  Quality best_quality{-1, 2};
-  for (const size_t layer : candidates) {
-    for (int head = 0; head < n_heads; ++head) {
-      const Quality quality = Judge(prompts, layer, OneHead(n_heads, head), dropper);
-      if (!(quality > best_quality)) continue;
-      best = {layer, OneHead(n_heads, head)};
-      best_quality = quality;
-    }
-  }
-  for (size_t n = 1; n < kMostHeads; ++n) {
+  Monitored best{layer, std::vector<double>(n_heads, 1.0)};
+  best.quality = Judge(prompts, layer, best.weights, dropper);
+  std::vector<double> pool(n_heads, 0.0);
+  Quality pool_quality{-1, 2};
+  for (size_t n = 0; n < kMostHeads; ++n) {
     std::optional<std::vector<double>> better;
     for (int head = 0; head < n_heads; ++head) {
-      if (best.weights[head] > 0) continue;
-      std::vector<double> weights = best.weights;
+      if (pool[head] > 0) continue;
+      std::vector<double> weights = pool;
       weights[head] = 1;
-      const Quality quality = Judge(prompts, best.index, weights, dropper);
-      if (!(quality > best_quality)) continue;
-      best_quality = quality;
+      const Quality quality = Judge(prompts, layer, weights, dropper);
+      if (!(quality > pool_quality)) continue;
+      pool_quality = quality;
       better = std::move(weights);
     }
     if (!better.has_value()) break;
-    best.weights = *std::move(better);
+    pool = *std::move(better);
   }
+  if (pool_quality > best.quality) best = {layer, pool, pool_quality};
   return best;
 }
 
-// Those that find nearly as much as the best one, the earliest first.
-std::vector<Monitored> BestLayers(const std::vector<size_t>& candidates,
-                                  const std::vector<LayerRecall>& recalls) {
-  double best = 0;
-  for (size_t i = 0; i < candidates.size(); ++i) best = std::max(best, recalls[i].pooled);
-  std::vector<Monitored> chosen;
-  for (size_t i = 0; i < candidates.size() && chosen.size() < kMostLayers; ++i) {
-    if (recalls[i].pooled >= best - kRecallSlack) chosen.push_back({candidates[i], {}});
-  }
-  return chosen;
+// An early profile takes the one layer that finds most; a late one those that find nearly as much,
+// the earliest first.
+std::vector<Monitored> ChooseLayers(std::vector<Monitored> layers, PruneStyle style) {
+  const auto best = std::max_element(
+      layers.begin(), layers.end(),
+      [](const Monitored& a, const Monitored& b) { return b.quality > a.quality; });
+  if (style == PruneStyle::kEarly) return {*best};
+  const double least = best->quality.recall - kRecallSlack;
+  std::erase_if(layers, [least](const Monitored& layer) { return layer.quality.recall < least; });
+  if (layers.size() > kMostLayers) layers.resize(kMostLayers);
+  return layers;
 }
 
-// What each head's rows, and their means, lost at most, with room for other prompts.
+// What each head's rows, and their means, lost at most where the evidence stayed, with room for
+// other prompts: a removal that costs more is likelier to be one that loses it.
 PruneProfileLayer WithTolerances(const std::vector<ObservedPrompt>& prompts,
                                  const Monitored& monitored, const Dropper& dropper) {
   const int n_heads = prompts.front().problem.query_heads;
   PruneProfileLayer layer{.layer = prompts.front().layers[monitored.index].number,
                           .head_weights = monitored.weights};
-  if (layer.head_weights.empty()) layer.head_weights.assign(n_heads, 1.0);
   std::vector<double> worst_row(n_heads);
   std::vector<double> worst_mean(n_heads);
   for (const ObservedPrompt& prompt : prompts) {
     const ObservedPrompt::Layer& seen = prompt.layers[monitored.index];
     const PruneCandidate candidate = dropper.Propose(prompt, seen, monitored.weights);
-    if (candidate.invalid) continue;
+    if (candidate.invalid || !Keeps(prompt, candidate.scan.removed)) continue;
     const int64_t n_rows = prompt.problem.n_observers();
     const int64_t k = prompt.problem.n_chunks();
     for (int head = 0; head < n_heads; ++head) {
@@ -221,7 +219,7 @@ std::optional<std::vector<int32_t>> Replay(const ObservedPrompt& prompt,
 
 ObservedPrompt Observe(Engine* engine, const EvalSample& sample, int last_layer,
                        const ObserveHooks& hooks, bool* stopped) {
-  ObservedPrompt observed;
+  ObservedPrompt observed{.task = sample.task};
   Request request;
   request.tokens = sample.tokens;
   request.spans = sample.spans;
@@ -294,31 +292,23 @@ PruneCalibration CalibratePruning(const std::vector<ObservedPrompt>& prompts, in
   const Dropper dropper(options.keep);
   const PruneProblem& problem = prompts.front().problem;
   PruneCalibration result;
-  std::vector<size_t> candidates;  // indices into layers
+  std::vector<Monitored> layers;
   for (size_t i = 0; i < prompts.front().layers.size(); ++i) {
     const int number = prompts.front().layers[i].number;
     if (number < options.first_layer || number > options.last_layer) continue;
-    candidates.push_back(i);
-    LayerRecall recall{.layer = number, .pooled = Judge(prompts, i, {}, dropper).recall};
-    Quality best{-1, 2};
-    for (int head = 0; head < problem.query_heads; ++head) {
-      const Quality quality = Judge(prompts, i, OneHead(problem.query_heads, head), dropper);
-      if (!(quality > best)) continue;
-      best = quality;
-      recall.best_head = head;
-    }
-    recall.best = best.recall;
-    recall.best_needed = best.needed;
-    result.layers.push_back(recall);
+    const std::vector<double> alike(problem.query_heads, 1.0);
+    layers.push_back(BestHeads(prompts, i, dropper));
+    result.layers.push_back({.layer = number,
+                             .pooled = Judge(prompts, i, alike, dropper).recall,
+                             .head_weights = layers.back().weights,
+                             .best = layers.back().quality.recall,
+                             .best_needed = layers.back().quality.needed});
   }
-  if (candidates.empty()) {
+  if (layers.empty()) {
     Throw(ErrorKind::kInput, "no layer from {} to {} can be monitored", options.first_layer,
           options.last_layer);
   }
-  const std::vector<Monitored> monitored =
-      options.style == PruneStyle::kEarly
-          ? std::vector<Monitored>{BestHeads(prompts, candidates, dropper)}
-          : BestLayers(candidates, result.layers);
+  const std::vector<Monitored> monitored = ChooseLayers(std::move(layers), options.style);
   result.profile = {.name = options.style == PruneStyle::kEarly ? "early" : "late",
                     .n_layers = n_layers,
                     .query_heads = problem.query_heads,
@@ -343,6 +333,8 @@ PruneFigures TestPruning(const std::vector<ObservedPrompt>& prompts, const Prune
     const bool kept = !removed.has_value() || Keeps(prompt, *removed);
     figures.accepted += removed.has_value() ? 1 : 0;
     figures.evidence_kept += kept ? 1 : 0;
+    ++figures.tasks[prompt.task].prompts;
+    figures.tasks[prompt.task].evidence_kept += kept ? 1 : 0;
     figures.accepted_evidence_kept += removed.has_value() && kept ? 1 : 0;
     if (removed.has_value()) layers += layer;
     const std::unique_ptr<PrefillPolicy> random =
@@ -354,12 +346,17 @@ PruneFigures TestPruning(const std::vector<ObservedPrompt>& prompts, const Prune
 }
 
 nlohmann::ordered_json ToJson(const PruneFigures& figures) {
+  nlohmann::ordered_json tasks = nlohmann::ordered_json::object();
+  for (const auto& [name, task] : figures.tasks) {
+    tasks[name] = {{"prompts", task.prompts}, {"evidence_kept", task.evidence_kept}};
+  }
   return {{"prompts", figures.prompts},
           {"accepted", figures.accepted},
           {"evidence_kept", figures.evidence_kept},
           {"accepted_evidence_kept", figures.accepted_evidence_kept},
           {"random_accepted", figures.random_accepted},
-          {"mean_layer", figures.mean_layer}};
+          {"mean_layer", figures.mean_layer},
+          {"tasks", std::move(tasks)}};
 }
 
 }  // namespace winnow

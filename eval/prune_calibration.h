@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ struct ObservedPrompt {
     std::vector<float> mean_attention;  // [H, T]
     std::vector<double> chunk_mass;     // [H · U, k]
   };
+  std::string task;
   PruneProblem problem;
   std::vector<int32_t> evidence;  // candidate chunks that hold the answer
   std::vector<Layer> layers;
@@ -45,7 +47,7 @@ std::optional<std::vector<ObservedPrompt>> ObservePrompts(Engine* engine,
 
 enum class PruneStyle : uint8_t {
   kEarly,  // one layer, few heads: saves most of the prefill
-  kLate,   // a few layers, all heads pooled as in the paper: the safest
+  kLate,   // a few layers, the safest
 };
 
 struct PruneCalibrationOptions {
@@ -58,21 +60,26 @@ struct PruneCalibrationOptions {
 
 // What a profile does to prompts.
 struct PruneFigures {
+  struct Task {
+    int64_t prompts = 0;
+    int64_t evidence_kept = 0;
+  };
   int64_t prompts = 0;
   int64_t accepted = 0;
   int64_t evidence_kept = 0;  // all of it, whether or not the request was accepted
   int64_t accepted_evidence_kept = 0;
   int64_t random_accepted = 0;  // random removals of as many tokens under the same limits
   double mean_layer = 0;        // of acceptance
+  std::map<std::string, Task> tasks;
 };
 
-// How well one layer does without limits, by the paper's pooling or by its best head.
+// How well one layer does without limits: share of prompts whose evidence is all kept.
 struct LayerRecall {
   int layer = 0;
-  double pooled = 0;  // prompts whose evidence is all kept
-  int best_head = 0;
-  double best = 0;
-  double best_needed = 1;  // mean share that has to be kept for it
+  double pooled = 0;                 // all heads alike, as in the paper
+  std::vector<double> head_weights;  // those that find most
+  double best = 0;                   // and what they find
+  double best_needed = 1;            // mean share that has to be kept for it
 };
 
 struct PruneCalibration {

@@ -5,18 +5,28 @@ Usage: document_questions.py NQ.jsonl --words N [--first I] [--count N] [--seed 
 NQ.jsonl: one question a line with its gold passage, as Natural Questions in the "oracle" form of
 Lost in the Middle has them: "question", "answers", "ctxs": [{"title", "text"}]. Each question gets
 a context of about N words: its own passage among passages of other questions, at a random place.
-The column "evidence" names it, so that an evaluation can tell whether pruning kept it.
+The column "evidence" has the sentence that answers it, so that an evaluation can tell whether
+pruning kept it.
 """
 
 import argparse
 import json
 import random
+import re
 import sys
 
 
 def passage(row):
     gold = row["ctxs"][0]
     return gold["title"], gold["text"]
+
+
+def evidence(text, answers):
+    """The sentence of the passage with an answer in it; the passage if no sentence has one."""
+    for sentence in re.split(r"(?<=[.!?])\s+", text):
+        if any(answer.lower() in sentence.lower() for answer in answers):
+            return sentence
+    return text
 
 
 def make(rows, index, words, rng):
@@ -36,7 +46,7 @@ def make(rows, index, words, rng):
     texts.insert(rng.randint(0, len(texts)), f"{title}\n{text}")
     return {"task": "qa_documents", "context": "\n\n".join(texts),
             "question": rows[index]["question"].strip().capitalize() + "?",
-            "answers": rows[index]["answers"], "evidence": text, "max_new_tokens": 32}
+            "answers": rows[index]["answers"], "evidence": evidence(text, rows[index]["answers"]), "max_new_tokens": 32}
 
 
 def main():

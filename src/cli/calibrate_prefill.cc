@@ -38,28 +38,39 @@ std::string Percent(int64_t part, int64_t whole) {
 }
 
 std::string FiguresLine(const char* name, const PruneFigures& figures) {
-  return fmt::format(
+  std::string line = fmt::format(
       "{}: {} prompts, accepted {}, evidence kept {}, random removals accepted {}, at layer {:.1f} "
       "on average\n",
       name, figures.prompts, Percent(figures.accepted, figures.prompts),
       Percent(figures.evidence_kept, figures.prompts),
       Percent(figures.random_accepted, figures.prompts), figures.mean_layer);
+  for (const auto& [task, of_task] : figures.tasks) {
+    line +=
+        fmt::format("  {}: evidence kept {} of {}\n", task, of_task.evidence_kept, of_task.prompts);
+  }
+  return line;
+}
+
+// "3+7", "all"
+std::string HeadsOf(const std::vector<double>& weights) {
+  if (std::ranges::count(weights, 0.0) == 0) return "all";
+  std::string text;
+  for (size_t head = 0; head < weights.size(); ++head) {
+    if (weights[head] > 0) text += fmt::format("{}{}", text.empty() ? "" : "+", head);
+  }
+  return text;
 }
 
 std::string Table(const PruneCalibration& found, const PruneFigures& test) {
-  std::string table = fmt::format("{:>5}{:>10}{:>11}{:>8}{:>14}\n", "layer", "pooled", "best head",
-                                  "finds", "has to keep");
+  std::string table = fmt::format("{:>5}{:>11}{:>12}{:>8}{:>14}\n", "layer", "all heads",
+                                  "best heads", "find", "have to keep");
   for (const LayerRecall& layer : found.layers) {
-    table += fmt::format("{:>5}{:>10.3f}{:>11}{:>8.3f}{:>14.3f}\n", layer.layer, layer.pooled,
-                         layer.best_head, layer.best, layer.best_needed);
+    table += fmt::format("{:>5}{:>11.3f}{:>12}{:>8.3f}{:>14.3f}\n", layer.layer, layer.pooled,
+                         HeadsOf(layer.head_weights), layer.best, layer.best_needed);
   }
   table += "monitored:";
   for (const PruneProfileLayer& layer : found.profile.layers) {
-    table += fmt::format(" {}", layer.layer);
-    const auto some = std::ranges::count(layer.head_weights, 0.0) > 0;
-    for (size_t head = 0; some && head < layer.head_weights.size(); ++head) {
-      if (layer.head_weights[head] > 0) table += fmt::format(" (head {})", head);
-    }
+    table += fmt::format(" {} (heads {})", layer.layer, HeadsOf(layer.head_weights));
   }
   return table + "\n" + FiguresLine("calibration", found.calibration) + FiguresLine("test", test);
 }
@@ -114,7 +125,7 @@ int CalibratePrefill(const LoadedModel& loaded, const PrefillCalibration& calibr
     for (const LayerRecall& layer : found.layers) {
       layers.push_back({{"layer", layer.layer},
                         {"pooled", layer.pooled},
-                        {"best_head", layer.best_head},
+                        {"head_weights", layer.head_weights},
                         {"best", layer.best},
                         {"best_needed", layer.best_needed}});
     }
