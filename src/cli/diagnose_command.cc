@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +16,7 @@
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/result_folder.h"
 #include "cli/signals.h"
 #include "core/error.h"
 #include "eval/diagnosis_report.h"
@@ -52,37 +52,16 @@ DiagnosisOptions ToOptions(const DiagnoseFlags& flags) {
   return options;
 }
 
-// The folder of --out, made before the run so that nothing is computed in vain.
-void MakeFolder(const std::string& path) {
-  if (path.empty()) return;
-  const fs::path record = fs::path(path) / "diagnose.json";
-  std::error_code error;
-  if (fs::exists(record, error)) {
-    Throw(ErrorKind::kUsage,
-          "{} exists: --out wants a folder that holds no diagnosis yet, so that none is lost",
-          record.string());
-  }
-  fs::create_directories(path, error);
-  if (error) Throw(ErrorKind::kInput, "{}: cannot be made: {}", path, error.message());
-}
-
-void WriteTextFile(const std::string& folder, const std::string& name, const std::string& text) {
-  const fs::path path = fs::path(folder) / name;
-  std::ofstream stream(path, std::ios::binary);
-  stream << text << std::flush;
-  if (!stream) Throw(ErrorKind::kResource, "cannot write {}", path.string());
-}
-
 void WriteFolder(const std::string& folder, const std::string& model, const ordered_json& record,
                  const DiagnosisRun& run, const DiagnosisOptions& options) {
-  WriteTextFile(folder, "points.csv", PointsCsv(run, options));
+  WriteResultFile(folder, "points.csv", PointsCsv(run, options));
   std::string title = fs::path(model).filename().string();
   if (title.ends_with(".gguf")) title.resize(title.size() - 5);
   title += fmt::format(", {} tokens", run.n_prompt);
   for (const FigureFile& figure : DiagnosisFigures(run, options, title)) {
-    WriteTextFile(folder, figure.name, figure.svg);
+    WriteResultFile(folder, figure.name, figure.svg);
   }
-  WriteTextFile(folder, "diagnose.json", DumpJson(record, /*indent=*/true) + "\n");
+  WriteResultFile(folder, "diagnose.json", DumpJson(record, /*indent=*/true) + "\n");
 }
 
 std::string Summary(const DiagnosisRun& run, const DiagnosisOptions& options) {
@@ -135,7 +114,7 @@ int RunPrefill(const DiagnoseFlags& flags, const PruneDiagnosisOptions& options,
                          {"chat_template", prompt.used_chat_template}};
   record.update(diagnosis->record);
   const std::string text = DumpJson(record, /*indent=*/true) + "\n";
-  if (!flags.out.empty()) WriteTextFile(flags.out, "diagnose.json", text);
+  if (!flags.out.empty()) WriteResultFile(flags.out, "diagnose.json", text);
   Output output;
   output.Write(json ? text : diagnosis->table);
   return output.ExitCode(0);
@@ -149,7 +128,7 @@ int Run(const DiagnoseFlags& flags, bool json) {
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
-  MakeFolder(flags.out);
+  MakeResultFolder(flags.out, "diagnose.json", "diagnosis");
   const std::string arm = flags.prefill.enabled ? "dense" : DiagnosisArm(options);
   const LoadedModel loaded = LoadModel(flags.model, {arm}, ReadChatTemplate(flags.prompt));
   const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
