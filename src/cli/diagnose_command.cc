@@ -21,6 +21,7 @@
 #include "core/error.h"
 #include "eval/diagnosis_report.h"
 #include "eval/diagnosis_run.h"
+#include "policy/residual/feature_file.h"
 
 namespace winnow {
 namespace fs = std::filesystem;
@@ -28,12 +29,20 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Those that need no file.
+std::vector<std::string> DefaultResiduals() {
+  std::vector<std::string> names = CompletionNames();
+  std::erase(names, CompletionName(Completion::kPhi));
+  return names;
+}
+
 struct DiagnoseFlags {
   ModelFlags model;
   PromptFlags prompt;
   std::string question;
   int64_t positions = 4;
-  std::vector<std::string> residuals = CompletionNames();
+  std::vector<std::string> residuals = DefaultResiduals();
+  std::string phi;  // a file of feature maps
   DiagnosisOptions options;
   DiagnosePrefillFlags prefill;
   std::string out;
@@ -47,6 +56,12 @@ DiagnosisOptions ToOptions(const DiagnoseFlags& flags) {
   for (const std::string& name : flags.residuals) {
     const Completion completion = ParseCompletion(name);
     if (completion != Completion::kNone) options.completions.push_back(completion);
+  }
+  if (flags.phi.empty() && options.Uses(Completion::kPhi)) {
+    Throw(ErrorKind::kUsage, "the estimate 'phi' needs a file of feature maps: --phi FILE");
+  }
+  if (!flags.phi.empty() && !options.Uses(Completion::kPhi)) {
+    options.completions.push_back(Completion::kPhi);
   }
   options.Validate();
   return options;
@@ -121,7 +136,7 @@ int RunPrefill(const DiagnoseFlags& flags, const PruneDiagnosisOptions& options,
 }
 
 int Run(const DiagnoseFlags& flags, bool json) {
-  const DiagnosisOptions options = ToOptions(flags);
+  DiagnosisOptions options = ToOptions(flags);
   const PruneDiagnosisOptions prune = ToOptions(flags.prefill);
   const std::string question = flags.question == "-" ? ReadTextFile("-") : flags.question;
   const DocumentSet set = ReadDocuments(flags.prompt);
@@ -134,13 +149,20 @@ int Run(const DiagnoseFlags& flags, bool json) {
   const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
                                     ToPromptOptions(flags.prompt, set.documents, {"dense"}));
   if (flags.prefill.enabled) return RunPrefill(flags, prune, loaded, prompt, json);
+  FeatureMaps maps;
+  if (!flags.phi.empty()) {
+    maps = LoadFeatureMaps(flags.phi, loaded.backbone->config(), loaded.path);
+    options.maps = &maps;
+  }
   int signal = 0;
   const std::optional<DiagnosisRun> run = RunShown(flags, loaded, prompt, options, &signal);
   if (!run.has_value()) return 128 + signal;
-  ordered_json record = {{"schema", "winnow.diagnose/1"},
-                         {"model", loaded.name},
-                         {"kv_type", flags.model.kv_type},
-                         {"chat_template", prompt.used_chat_template}};
+  ordered_json record = {
+      {"schema", "winnow.diagnose/1"},
+      {"model", loaded.name},
+      {"kv_type", flags.model.kv_type},
+      {"chat_template", prompt.used_chat_template},
+      {"phi", flags.phi.empty() ? ordered_json(nullptr) : ordered_json(flags.phi)}};
   record.update(ToJson(*run, options));
   if (!flags.out.empty()) WriteFolder(flags.out, loaded.name, record, *run, options);
   Output output;
@@ -168,6 +190,13 @@ void AddFigureFlags(CLI::App& command, DiagnoseFlags& flags) {
       ->delimiter(',')
       ->transform(OneOf("residual", CompletionNames()))
       ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--phi", flags.phi,
+                  "Trained feature maps of the model (safetensors or GGUF), which add the estimate "
+                  "'phi'")
+      ->type_name("FILE")
+      ->check(NotEmpty())
       ->group(group);
   command
       .add_option("--fraction", options.fraction,
