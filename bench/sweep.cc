@@ -45,6 +45,7 @@ std::vector<std::string_view> SplitValues(std::string_view text) {
 
 template <typename T>
 void CheckDistinct(const std::string& what, const std::vector<T>& values) {
+  if (values.empty()) Throw(ErrorKind::kUsage, "the sweep over {} has no values", what);
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::find(values.begin(), values.begin() + i, values[i]) != values.begin() + i) {
       Throw(ErrorKind::kUsage, "the sweep over {} has {} twice", what, values[i]);
@@ -175,19 +176,23 @@ void SetSweep(const std::vector<std::string>& list, SweepOptions* options) {
   for (const std::string& item : list) {
     const size_t equals = item.find('=');
     const bool given = equals != std::string::npos;
-    const std::string name = Lower(std::string_view(item).substr(0, equals));
-    const std::string_view values = given ? std::string_view(item).substr(equals + 1) : "";
+    const std::string_view text = item;
+    const std::string name = Lower(text.substr(0, equals));
+    const std::string_view values = given ? text.substr(equals + 1) : "";
+    const auto numbers = [&](const char* what, const std::vector<int64_t>& of_paper) {
+      return given ? Numbers(what, values) : of_paper;
+    };
     if (name == "p") {
-      options->pages = given ? Numbers("P", values) : std::vector<int64_t>{8, 16, 32, 64};
+      options->pages = numbers("P", {8, 16, 32, 64});
     } else if (name == "kc") {
-      options->candidates = given ? Numbers("Kc", values) : std::vector<int64_t>{32, 64, 128, 256};
+      options->candidates = numbers("Kc", {32, 64, 128, 256});
+    } else if (name == "iterations") {
+      options->iterations = numbers("iterations", {2, 4, 6});
     } else if (name == "solver") {
       options->solvers = given ? Solvers(values) : SolverNames();
-    } else if (name == "iterations") {
-      options->iterations = given ? Numbers(name, values) : std::vector<int64_t>{2, 4, 6};
     } else {
       Throw(ErrorKind::kUsage, "{}",
-            UnknownName("parameter of a sweep", item.substr(0, equals), SweepNames()));
+            UnknownName("parameter of a sweep", text.substr(0, equals), SweepNames()));
     }
     names.push_back(name);
   }

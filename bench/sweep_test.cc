@@ -86,6 +86,8 @@ TEST(CheckSweep, RefusesNumbersOutOfRange) {
   expect(options, ErrorKind::kUsage, "1000 is not in 1024 to");
   options.tokens = {1040};
   expect(options, ErrorKind::kUsage, "no multiple of 32");
+  options.tokens = {};
+  expect(options, ErrorKind::kUsage, "tokens has no values");
   options.tokens = {1024, 1024};
   expect(options, ErrorKind::kUsage, "twice");
   options.tokens = {1 << 22};

@@ -66,7 +66,7 @@ void AddSweepFlags(CLI::App& command, SweepFlags& flags, const std::vector<CLI::
       ->check(NotEmpty());
 }
 
-int RunBenchSweep(SweepFlags flags, const ModelFlags& model, int repetitions, bool json) {
+int RunBenchSweep(const SweepFlags& flags, const ModelFlags& model, int repetitions, bool json) {
   const SweepOptions options = ToOptions(flags, model, repetitions);
   CheckSweep(options);
   MakeResultFolder(flags.out, kRecord, "sweep");

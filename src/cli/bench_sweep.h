@@ -22,6 +22,6 @@ void AddSweepFlags(CLI::App& command, SweepFlags& flags, const std::vector<CLI::
 
 // Prints what was measured, also where a signal ended it. Returns the exit code. Throws what
 // SetSweep, HeadsOfShape and RunSweep throw.
-int RunBenchSweep(SweepFlags flags, const ModelFlags& model, int repetitions, bool json);
+int RunBenchSweep(const SweepFlags& flags, const ModelFlags& model, int repetitions, bool json);
 
 }  // namespace winnow
