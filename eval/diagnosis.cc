@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -24,12 +25,13 @@ struct NamedCompletion {
   std::string_view name;
   Completion completion;
 };
-constexpr std::array<NamedCompletion, 6> kCompletions = {{{"none", Completion::kNone},
+constexpr std::array<NamedCompletion, 7> kCompletions = {{{"none", Completion::kNone},
                                                           {"centroid", Completion::kCentroid},
                                                           {"cumulant", Completion::kCumulant},
                                                           {"sketch", Completion::kSketch},
                                                           {"resa", Completion::kResa},
-                                                          {"sample", Completion::kSample}}};
+                                                          {"sample", Completion::kSample},
+                                                          {"phi", Completion::kPhi}}};
 
 // Moments by page of some of its tokens; pages of which there are none have a count of 0.
 class RowMoments {
@@ -161,6 +163,7 @@ class HeadDiagnosis {
     if (options.Uses(Completion::kResa)) {
       mean_scores_ = RowScores(head.means->query, head.keys, all);
     }
+    if (options.Uses(Completion::kPhi)) phi_.emplace(head.phi, head.values, split_.middle);
   }
 
   HeadFigures Run() const {
@@ -212,6 +215,8 @@ class HeadDiagnosis {
             .size = std::ssize(rows)};
         return SampleEstimate(head_.scaled_query, head_.keys, head_.values, {&stratum, 1}).state;
       }
+      case Completion::kPhi:
+        return phi_->Estimate(rows);
     }
     WINNOW_CHECK(false, "completion {}", static_cast<int>(completion));
     return {};
@@ -285,7 +290,8 @@ class HeadDiagnosis {
   std::vector<double> copy_scores_;    // [T] q·k̂
   std::vector<double> mean_scores_;    // [T] μ_Q·k
   std::vector<double> middle_scores_;  // [middle]
-  PartialAttention truth_;             // of all tokens
+  std::optional<PhiCompletion> phi_;
+  PartialAttention truth_;  // of all tokens
   PartialAttention middle_;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/tensor_view.h"
+#include "eval/phi_completion.h"
 #include "policy/residual/budget.h"
 #include "policy/residual/estimators.h"
 #include "policy/select/routing.h"
@@ -25,6 +26,7 @@ enum class Completion : uint8_t {
   kSketch,    // by token, from low-bit copies of keys and values
   kResa,      // rank-1 logit prior
   kSample,    // a uniform sample of the unread tokens
+  kPhi,       // learned features
 };
 std::string_view CompletionName(Completion completion);
 // Throws Error(kUsage) that offers the nearest name.
@@ -41,7 +43,8 @@ struct DiagnosisOptions {
   std::vector<Completion> completions = {Completion::kNone,     Completion::kCentroid,
                                          Completion::kCumulant, Completion::kSketch,
                                          Completion::kResa,     Completion::kSample};
-  int64_t sample_tokens = 128;  // of kSample
+  int64_t sample_tokens = 128;        // of kSample
+  const FeatureMaps* maps = nullptr;  // of kPhi, which a run needs them for
   // The set that Vashista's routing by mean keys chooses, for its leakage.
   RoutingLimits routing = {.pages = 32, .tokens = 256};
   uint64_t seed = 1;
@@ -59,6 +62,7 @@ struct HeadView {
   TensorView<const double, 2> key_copies;  // [T, D] low-bit copies; only for kSketch
   TensorView<const double, 2> value_copies;
   const ResaMeans* means = nullptr;  // only for kResa
+  PhiView phi;                       // only for kPhi; none: the maps abstain
   int64_t page_tokens = 0;
   int64_t n_generated = 0;
   uint64_t seed = 0;  // of this head's sample

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "eval/diagnosis_run.h"
+#include "eval/svg_plot.h"
 
 namespace winnow {
 
@@ -20,10 +21,6 @@ std::string PointsCsv(const DiagnosisRun& run, const DiagnosisOptions& options);
 // A line a layer, means over heads and positions, and the error table of all layers.
 std::string DiagnosisTable(const DiagnosisRun& run, const DiagnosisOptions& options);
 
-struct FigureFile {
-  std::string name;  // "entropy_map.svg"
-  std::string svg;
-};
 // `title` stands above each figure.
 std::vector<FigureFile> DiagnosisFigures(const DiagnosisRun& run, const DiagnosisOptions& options,
                                          const std::string& title);

@@ -82,7 +82,8 @@ class Diagnosis {
         hooks_(hooks),
         n_wanted_(n_positions),
         layer_index_(config.n_layers, -1),
-        query_sums_(config.n_layers) {
+        query_sums_(config.n_layers),
+        phi_(options.maps, config.n_layers, config.kv_heads) {
     run_.n_prompt = n_prompt;
     run_.budget = FixedBudget(options, n_prompt);
     run_.query_heads = config.query_heads;
@@ -137,17 +138,25 @@ class Diagnosis {
       // One KV head at a time: a whole layer in double takes much memory.
       rows_.Load(pool_, kv, kv_head, options_.Uses(Completion::kSketch));
       const std::vector<double> key_mean = PromptKeyMean();
+      const bool with_phi = options_.Uses(Completion::kPhi) && !phi_.Abstains(layer, kv.n_tokens);
+      TensorView<const float, 2> phi_keys;
+      if (with_phi) {
+        phi_keys = phi_.PromptKeys(pool_, layer, kv_head, rows_.keys().Slice(0, run_.n_prompt));
+      }
       pool_->ForEach(config_.group_size(), [&](int64_t r, int /*thread*/) {
         const int64_t head = kv_head * config_.group_size() + r;
         const ResaMeans means{PromptQueryMean(layer, head), key_mean};
-        const std::vector<double> query =
-            Scaled(q.subspan(head * config_.head_dim, config_.head_dim));
+        const std::span<const float> raw = q.subspan(head * config_.head_dim, config_.head_dim);
+        const std::vector<double> query = Scaled(raw);
+        std::vector<double> phi_query;
+        if (with_phi) phi_query = phi_.Query(layer, static_cast<int>(head), raw);
         figures[head] = DiagnoseHead({.scaled_query = query,
                                       .keys = rows_.keys(),
                                       .values = rows_.values(),
                                       .key_copies = rows_.key_copies(),
                                       .value_copies = rows_.value_copies(),
                                       .means = &means,
+                                      .phi = {phi_query, phi_keys},
                                       .page_tokens = kv.layout->slots,
                                       .n_generated = position + 1,
                                       .seed = SampleSeed(position, layer, head)},
@@ -193,6 +202,7 @@ class Diagnosis {
   int64_t n_wanted_;
   std::vector<int> layer_index_;                 // [L] among the global ones; -1: local
   std::vector<std::vector<double>> query_sums_;  // [L][H·D] of the prompt, unscaled
+  PhiFeatures phi_;
   HeadRows rows_;
   AttentionProbe probe_;
   DiagnosisRun run_;
@@ -227,7 +237,7 @@ std::optional<DiagnosisRun> RunDiagnosis(Engine* engine, ThreadPool* pool,
                                          const std::vector<TokenId>& prompt, int64_t n_positions,
                                          const DiagnosisOptions& options,
                                          const DiagnosisHooks& hooks) {
-  WINNOW_CHECK(n_positions >= 1);
+  WINNOW_CHECK(n_positions >= 1 && (options.maps != nullptr || !options.Uses(Completion::kPhi)));
   Diagnosis diagnosis(pool, config, std::ssize(prompt), n_positions, options, hooks);
   if (!diagnosis.has_layers()) {
     Throw(ErrorKind::kInput, "every layer of the model is local: there is nothing to choose");

@@ -19,7 +19,9 @@
 #include "core/rng.h"
 #include "eval/diagnosis_report.h"
 #include "eval/diagnosis_run.h"
+#include "ops/kv_store.h"
 #include "policy/arm.h"
+#include "policy/residual/residual_layer_test.h"
 #include "testing/expect_error.h"
 #include "testing/fake_backbone.h"
 
@@ -32,6 +34,8 @@ using ::testing::SizeIs;
 using ::winnow::testing::ExpectError;
 using ::winnow::testing::FakeBackbone;
 using ::winnow::testing::FakeShape;
+using ::winnow::testing::MappedModel;
+using ::winnow::testing::NewMappedModel;
 
 // Sums of a few hundred terms of order 1 in double, and exponentials of scores of order 10, round
 // by less than 1e-13; two orders above it.
@@ -151,6 +155,37 @@ TEST(DiagnoseHead, PagesOfEqualTokensHaveExactMeans) {
     EXPECT_NEAR(Of(figures, options, c).log_partition_error, 0, kRounding);
   }
   EXPECT_EQ(figures.score_gap, 0);
+}
+
+// Features that are the softmax kernel itself, one for each unit vector that keys are drawn from:
+// log φ_k[f] = 0 where the key is the f-th, no feature else, and log φ_q[f] = q·u_f.
+TEST(DiagnoseHead, FeaturesThatAreTheKernelAreExact) {
+  Head head(7);
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  std::fill(head.keys.begin(), head.keys.end(), 0.0);
+  std::vector<float> log_phi_keys(Head::kTokens * Head::kDim, kNone);
+  Rng rng(9);
+  for (int64_t t = 0; t < Head::kTokens; ++t) {
+    const auto f = static_cast<int64_t>(rng.Below(Head::kDim));
+    head.keys[t * Head::kDim + f] = 1;
+    log_phi_keys[t * Head::kDim + f] = 0;
+  }
+  DiagnosisOptions options = Options();
+  options.completions = {Completion::kNone, Completion::kPhi};
+  HeadView view = head.View();
+  view.phi = {head.query, {log_phi_keys.data(), {Head::kTokens - 3, Head::kDim}}};
+  const HeadFigures figures = DiagnoseHead(view, options);
+  const CompletionFigures& phi = Of(figures, options, Completion::kPhi);
+  EXPECT_GT(figures.completions[0].error, 0.01);
+  EXPECT_LT(phi.error, kRounding);
+  EXPECT_NEAR(phi.log_partition_error, 0, kRounding);
+  EXPECT_NEAR(phi.error_no_subtraction, figures.exact_no_subtraction, kRounding);
+  for (const double error : phi.error_at) EXPECT_LT(error, kRounding);
+
+  view.phi = {};  // no maps: nothing stands for the unread
+  const HeadFigures abstained = DiagnoseHead(view, options);
+  EXPECT_EQ(abstained.completions[1].error, abstained.completions[0].error);
+  EXPECT_EQ(abstained.completions[1].residual_share, 0);
 }
 
 TEST(DiagnoseHead, LeakageIsWhatTheSetLeavesOut) {
@@ -342,6 +377,63 @@ TEST_F(RunDiagnosisTest, EndsEarlyOrSaysWhyItCannotRun) {
         RunDiagnosis(MakeEngine(&pool).get(), &pool, local.config(), prompt_, 1, options_, {});
       },
       ErrorKind::kInput, "every layer of the model is local");
+}
+
+// Against the maps evaluated by hand at the first step, for the last head of the last layer.
+TEST_F(RunDiagnosisTest, FeaturesAreThoseOfTheModelsMaps) {
+  ThreadPool pool(2);
+  const ModelConfig& config = backbone_.config();
+  const MappedModel model = NewMappedModel({.n_layers = config.n_layers,
+                                            .query_heads = config.query_heads,
+                                            .kv_heads = config.kv_heads,
+                                            .head_dim = config.head_dim,
+                                            .trained_tokens = "152",
+                                            .omit_layers = {0}});
+  options_.fraction = 0.01;  // anchors alone are read
+  options_.completions = {Completion::kNone, Completion::kPhi};
+  options_.maps = &model.maps;
+  const std::optional<DiagnosisRun> run = Run(&pool);
+  ASSERT_TRUE(run.has_value());
+  // No maps of the first layer; 153 tokens, at the third step, are more than they were trained on.
+  const auto same = [&](int64_t position, size_t layer) {
+    const HeadFigures& head = run->At(position, layer, 3);
+    return head.completions[1].error == head.completions[0].error;
+  };
+  EXPECT_TRUE(same(0, 0));
+  EXPECT_FALSE(same(0, 1));
+  EXPECT_FALSE(same(1, 1));
+  EXPECT_TRUE(same(2, 1));
+
+  AttentionProbe probe;
+  int64_t steps = 0;
+  probe.on_token = [&](int layer, std::span<const float> q, const PagedKv& kv) {
+    if (layer != 2 || steps++ > 0) return;
+    FeatureMapScratch scratch;
+    std::vector<double> log_phi(model.maps.shape().n_features);
+    FeatureState middle(std::ssize(log_phi), config.head_dim);
+    std::vector<float> k(config.head_dim);
+    std::vector<float> v(config.head_dim);
+    const std::vector<double> query(q.end() - config.head_dim, q.end());
+    double mass = 0;
+    for (int64_t t = 4; t < 150 - 16; ++t) {
+      LoadKv(kv, 1, t, k.data(), v.data());
+      const std::vector<double> key(k.begin(), k.end());
+      LogFeatures(model.maps.Key(2, 1), key, scratch, log_phi);
+      middle.Add(log_phi, std::vector<double>(v.begin(), v.end()));
+      mass += std::exp(std::inner_product(key.begin(), key.end(), query.begin(), 0.0) *
+                       static_cast<double>(config.attention_scale));
+    }
+    LogFeatures(model.maps.Query(2, 3), query, scratch, log_phi);
+    // Features of keys are kept as float: log φ of order 1 to 10 rounds by less than 1e-6.
+    EXPECT_NEAR(run->At(0, 1, 3).completions[1].log_partition_error,
+                middle.EstimateLogMass(log_phi, 0) - std::log(mass), 1e-5);
+  };
+  Request request;
+  request.tokens = prompt_;
+  request.max_new_tokens = 2;
+  request.probe = &probe;
+  MakeEngine(&pool)->Run(std::move(request));
+  EXPECT_EQ(steps, 1);
 }
 
 TEST_F(RunDiagnosisTest, IsReportedWhole) {

@@ -236,6 +236,17 @@ class PanelDrawing {
     }
   }
 
+  static std::vector<std::pair<double, std::string>> TickLabels(const Axis& axis,
+                                                                const Scale& scale) {
+    std::vector<std::pair<double, std::string>> ticks;
+    for (size_t i = 0; i < axis.labels.size(); ++i) {
+      ticks.emplace_back(static_cast<double>(i), axis.labels[i]);
+    }
+    if (!ticks.empty()) return ticks;
+    for (double tick : scale.Ticks()) ticks.emplace_back(tick, fmt::format("{:.4g}", tick));
+    return ticks;
+  }
+
   void DrawAxes() {
     const double left = x_ + kLeft;
     const double top = y_ + kTop;
@@ -244,13 +255,11 @@ class PanelDrawing {
         "<path d=\"M{:.1f} {:.1f} L{:.1f} {:.1f} L{:.1f} {:.1f}\" fill=\"none\" "
         "stroke=\"#444\"/>\n",
         left, top, left, bottom, right_, bottom);
-    for (double tick : x_scale_.Ticks()) {
-      out_ += Text(x_scale_.Pixel(tick), bottom + 14, fmt::format("{:.4g}", tick),
-                   "text-anchor=\"middle\"");
+    for (const auto& [at, label] : TickLabels(panel_.x, x_scale_)) {
+      out_ += Text(x_scale_.Pixel(at), bottom + 14, label, "text-anchor=\"middle\"");
     }
-    for (double tick : y_scale_.Ticks()) {
-      out_ += Text(left - 5, y_scale_.Pixel(tick) + 4, fmt::format("{:.4g}", tick),
-                   "text-anchor=\"end\"");
+    for (const auto& [at, label] : TickLabels(panel_.y, y_scale_)) {
+      out_ += Text(left - 5, y_scale_.Pixel(at) + 4, label, "text-anchor=\"end\"");
     }
     out_ += Text((left + right_) / 2, bottom + 34, panel_.x.label, "text-anchor=\"middle\"");
     const double x = x_ + 13;

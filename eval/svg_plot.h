@@ -22,6 +22,7 @@ struct Series {
 struct Axis {
   std::string label;
   bool log = false;
+  std::vector<std::string> labels;  // of a heat map's columns or rows; none: their numbers
 };
 
 // Values in [rows, columns], the first row at the bottom; what is not finite stays white.
@@ -41,6 +42,11 @@ struct Panel {
 // Counts of the finite values in `bins` equal parts of [low, high]; values beyond fall into the
 // first and the last. bins >= 1, low < high.
 Series Histogram(std::span<const double> values, double low, double high, int bins);
+
+struct FigureFile {
+  std::string name;  // "entropy_map.svg"
+  std::string svg;
+};
 
 // One document: two lines of text, and `columns` panels in a row. Names may hold any UTF-8.
 std::string DrawSvg(std::string_view title, std::string_view subtitle,

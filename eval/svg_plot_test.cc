@@ -61,6 +61,15 @@ TEST(SvgPlot, HeatMapsLeaveUnknownCellsWhite) {
   EXPECT_EQ(Count(Draw(constant), "<rect"), 3u);
 }
 
+TEST(SvgPlot, HeatMapsNameTheirRowsAndColumns) {
+  const Panel panel{.x = {.label = "P", .labels = {"8", "eg 2"}},
+                    .y = {.label = "Kc", .labels = {"32"}},
+                    .heat = {.rows = 1, .columns = 2, .values = {1, 2}}};
+  const std::string svg = Draw(panel);
+  EXPECT_THAT(svg, AllOf(HasSubstr(">8<"), HasSubstr(">eg 2<"), HasSubstr(">32<")));
+  EXPECT_THAT(svg, Not(HasSubstr(">0.5<")));
+}
+
 TEST(Histogram, CountsInEqualParts) {
   const double values[] = {-9, 0, 0.4, 0.6, 1, 9, std::nan("")};
   const Series series = Histogram(values, 0, 1, 2);

@@ -1,10 +1,8 @@
 #include "cli/bench_command.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <memory>
@@ -13,7 +11,9 @@
 
 #include "bench/bench_runner.h"
 #include "cli/auto_profile.h"
+#include "cli/bench_sweep.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "model/model_info.h"
 #include "policy/arm.h"
 
@@ -25,6 +25,7 @@ struct BenchFlags {
   BenchOptions bench;
   std::string peer;
   PeerChoice peer_attention = PeerChoice::kBoth;
+  SweepFlags sweep;
 };
 
 void AddTestFlags(CLI::App& command, BenchOptions& options) {
@@ -90,6 +91,9 @@ int64_t LargestStep(const BenchOptions& options) {
 }
 
 int RunBenchCommand(BenchFlags& flags, bool json) {
+  if (!flags.sweep.list.empty()) {
+    return RunBenchSweep(flags.sweep, flags.model, flags.bench.repetitions, json);
+  }
   BenchOptions& options = flags.bench;
   if (flags.peer_attention == PeerChoice::kPlain && flags.model.kv_type == "q8_0") {
     Throw(ErrorKind::kUsage,
@@ -113,14 +117,12 @@ int RunBenchCommand(BenchFlags& flags, bool json) {
   }
   const std::unique_ptr<Backbone> backbone =
       LoadCpuBackbone(options.model_path, &pool, {.max_tokens = LargestStep(options)});
-  const bool show_progress = isatty(STDERR_FILENO) == 1;
-  const std::vector<BenchRow> rows =
-      RunBench({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool}, options,
-               [show_progress](std::string_view what) {
-                 if (!show_progress) return;
-                 WriteError(fmt::format("\r\033[K{}", what));
-               });
-  if (show_progress) WriteError("\r\033[K");
+  std::vector<BenchRow> rows;
+  {
+    const ChangingLine line(/*enabled=*/true);
+    rows = RunBench({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool},
+                    options, [&](std::string_view what) { line.Show(what); });
+  }
 
   nlohmann::ordered_json rows_json = BenchToJson(rows);
   for (nlohmann::ordered_json& row : rows_json) row["model_filename"] = model.name;
@@ -139,10 +141,17 @@ void AddBenchCommand(CLI::App& app, CommandContext& context) {
   AddAutoFlags(*command, flags->model);
   AddTestFlags(*command, flags->bench);
   AddPeerFlags(*command, *flags);
+  AddSweepFlags(*command, flags->sweep, command->get_options([](const CLI::Option* option) {
+    constexpr std::array kShared = {"--help", "--threads", "--kv-type", "--repetitions"};
+    return std::none_of(kShared.begin(), kShared.end(),
+                        [&](const char* name) { return option->check_lname(name + 2); });
+  }));
   AddJsonFlag(*command, context);
   command->footer(
       "Example: decoding behind short and long contexts, beside llama.cpp\n"
-      "  winnow bench -m model.gguf -d 0,4096 --peer llama.cpp");
+      "  winnow bench -m model.gguf -d 0,4096 --peer llama.cpp\n"
+      "Example: the time of a layer over the parameters of routing, with heat maps\n"
+      "  winnow bench --sweep P,Kc,solver,iterations --out sweep/");
   command->callback([flags, &context] {
     context.run = [flags, &context] { return RunBenchCommand(*flags, context.json); };
   });

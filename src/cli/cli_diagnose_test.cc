@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "cli/harness_test.h"
+#include "model/model_hash.h"
+#include "testing/feature_maps.h"
 
 namespace winnow {
 namespace {
@@ -42,6 +44,8 @@ TEST(DiagnoseCommand, WrongFlagsAreRefusedBeforeTheModelIsLoaded) {
   };
   expect({"--residual", "centriod"}, "did you mean 'centroid'?");
   expect({"--residual", "resa,resa"}, "twice");
+  expect({"--residual", "phi"}, "--phi FILE");
+  expect({"--phi", ""}, "--phi");
   expect({"--ks", "8,4"}, "ascending");
   expect({"--fraction", "1.5"}, "--fraction");
   expect({"--positions", "0"}, "--positions");
@@ -87,6 +91,35 @@ TEST(DiagnoseCommand, PrintsATableByLayer) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("H_mid"), HasSubstr("C(8)"), HasSubstr("none"),
                                 HasSubstr("centroid"), HasSubstr("\nall ")));
+}
+
+TEST(DiagnoseCommand, TakesFeatureMapsAmongTheEstimates) {
+  const std::string model = TinyModel("mapped.gguf", {.context_length = 1024});
+  const json info = json::parse(RunWinnow({"inspect", model, "--json"}).out);
+  testing::RandomFeatureMaps maps{.n_layers = info.at("layers"),
+                                  .query_heads = info.at("query_heads"),
+                                  .kv_heads = info.at("kv_heads"),
+                                  .head_dim = info.at("head_dim"),
+                                  .model_hash = HashModelFile(model).Hex()};
+  const std::string file = WriteFile("maps.safetensors", "");
+  testing::WriteFeatureMaps(file, maps);
+  const std::vector<std::string> args = {"diagnose", "-m",       model,    "-t",          "1",
+                                         "-p",       Prose(150), "-q",     "--positions", "1",
+                                         "--ks",     "4",        "--json", "--phi",       file};
+  const Finished result = RunWinnow(args);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json record = json::parse(result.out);
+  EXPECT_EQ(record.at("phi"), file);
+  const json phi = record.at("mean").at("completions").at(6);
+  EXPECT_EQ(phi.at("residual"), "phi");
+  for (const char* key : {"error", "gain", "log_partition_error"}) {
+    EXPECT_TRUE(phi.at(key).is_number()) << key;
+  }
+  maps.model_hash = std::string(32, '0');
+  testing::WriteFeatureMaps(file, maps);
+  const Finished other = RunWinnow(args);
+  EXPECT_EQ(other.exit_code, 3);
+  EXPECT_THAT(other.err, HasSubstr("maps.safetensors"));
 }
 
 TEST(DiagnosePrefill, RefusesWrongFlagsBeforeTheModelIsLoaded) {

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,10 +16,12 @@
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/result_folder.h"
 #include "cli/signals.h"
 #include "core/error.h"
 #include "eval/diagnosis_report.h"
 #include "eval/diagnosis_run.h"
+#include "policy/residual/feature_file.h"
 
 namespace winnow {
 namespace fs = std::filesystem;
@@ -28,12 +29,20 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Those that need no file.
+std::vector<std::string> DefaultResiduals() {
+  std::vector<std::string> names = CompletionNames();
+  std::erase(names, CompletionName(Completion::kPhi));
+  return names;
+}
+
 struct DiagnoseFlags {
   ModelFlags model;
   PromptFlags prompt;
   std::string question;
   int64_t positions = 4;
-  std::vector<std::string> residuals = CompletionNames();
+  std::vector<std::string> residuals = DefaultResiduals();
+  std::string phi;  // a file of feature maps
   DiagnosisOptions options;
   DiagnosePrefillFlags prefill;
   std::string out;
@@ -48,41 +57,26 @@ DiagnosisOptions ToOptions(const DiagnoseFlags& flags) {
     const Completion completion = ParseCompletion(name);
     if (completion != Completion::kNone) options.completions.push_back(completion);
   }
+  if (flags.phi.empty() && options.Uses(Completion::kPhi)) {
+    Throw(ErrorKind::kUsage, "the estimate 'phi' needs a file of feature maps: --phi FILE");
+  }
+  if (!flags.phi.empty() && !options.Uses(Completion::kPhi)) {
+    options.completions.push_back(Completion::kPhi);
+  }
   options.Validate();
   return options;
 }
 
-// The folder of --out, made before the run so that nothing is computed in vain.
-void MakeFolder(const std::string& path) {
-  if (path.empty()) return;
-  const fs::path record = fs::path(path) / "diagnose.json";
-  std::error_code error;
-  if (fs::exists(record, error)) {
-    Throw(ErrorKind::kUsage,
-          "{} exists: --out wants a folder that holds no diagnosis yet, so that none is lost",
-          record.string());
-  }
-  fs::create_directories(path, error);
-  if (error) Throw(ErrorKind::kInput, "{}: cannot be made: {}", path, error.message());
-}
-
-void WriteTextFile(const std::string& folder, const std::string& name, const std::string& text) {
-  const fs::path path = fs::path(folder) / name;
-  std::ofstream stream(path, std::ios::binary);
-  stream << text << std::flush;
-  if (!stream) Throw(ErrorKind::kResource, "cannot write {}", path.string());
-}
-
 void WriteFolder(const std::string& folder, const std::string& model, const ordered_json& record,
                  const DiagnosisRun& run, const DiagnosisOptions& options) {
-  WriteTextFile(folder, "points.csv", PointsCsv(run, options));
+  WriteResultFile(folder, "points.csv", PointsCsv(run, options));
   std::string title = fs::path(model).filename().string();
   if (title.ends_with(".gguf")) title.resize(title.size() - 5);
   title += fmt::format(", {} tokens", run.n_prompt);
   for (const FigureFile& figure : DiagnosisFigures(run, options, title)) {
-    WriteTextFile(folder, figure.name, figure.svg);
+    WriteResultFile(folder, figure.name, figure.svg);
   }
-  WriteTextFile(folder, "diagnose.json", DumpJson(record, /*indent=*/true) + "\n");
+  WriteResultFile(folder, "diagnose.json", DumpJson(record, /*indent=*/true) + "\n");
 }
 
 std::string Summary(const DiagnosisRun& run, const DiagnosisOptions& options) {
@@ -135,33 +129,40 @@ int RunPrefill(const DiagnoseFlags& flags, const PruneDiagnosisOptions& options,
                          {"chat_template", prompt.used_chat_template}};
   record.update(diagnosis->record);
   const std::string text = DumpJson(record, /*indent=*/true) + "\n";
-  if (!flags.out.empty()) WriteTextFile(flags.out, "diagnose.json", text);
+  if (!flags.out.empty()) WriteResultFile(flags.out, "diagnose.json", text);
   Output output;
   output.Write(json ? text : diagnosis->table);
   return output.ExitCode(0);
 }
 
 int Run(const DiagnoseFlags& flags, bool json) {
-  const DiagnosisOptions options = ToOptions(flags);
+  DiagnosisOptions options = ToOptions(flags);
   const PruneDiagnosisOptions prune = ToOptions(flags.prefill);
   const std::string question = flags.question == "-" ? ReadTextFile("-") : flags.question;
   const DocumentSet set = ReadDocuments(flags.prompt);
   if (question.empty() && set.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
-  MakeFolder(flags.out);
+  MakeResultFolder(flags.out, "diagnose.json", "diagnosis");
   const std::string arm = flags.prefill.enabled ? "dense" : DiagnosisArm(options);
   const LoadedModel loaded = LoadModel(flags.model, {arm}, ReadChatTemplate(flags.prompt));
   const Prompt prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
                                     ToPromptOptions(flags.prompt, set.documents, {"dense"}));
   if (flags.prefill.enabled) return RunPrefill(flags, prune, loaded, prompt, json);
+  FeatureMaps maps;
+  if (!flags.phi.empty()) {
+    maps = LoadFeatureMaps(flags.phi, loaded.backbone->config(), loaded.path);
+    options.maps = &maps;
+  }
   int signal = 0;
   const std::optional<DiagnosisRun> run = RunShown(flags, loaded, prompt, options, &signal);
   if (!run.has_value()) return 128 + signal;
-  ordered_json record = {{"schema", "winnow.diagnose/1"},
-                         {"model", loaded.name},
-                         {"kv_type", flags.model.kv_type},
-                         {"chat_template", prompt.used_chat_template}};
+  ordered_json record = {
+      {"schema", "winnow.diagnose/1"},
+      {"model", loaded.name},
+      {"kv_type", flags.model.kv_type},
+      {"chat_template", prompt.used_chat_template},
+      {"phi", flags.phi.empty() ? ordered_json(nullptr) : ordered_json(flags.phi)}};
   record.update(ToJson(*run, options));
   if (!flags.out.empty()) WriteFolder(flags.out, loaded.name, record, *run, options);
   Output output;
@@ -189,6 +190,13 @@ void AddFigureFlags(CLI::App& command, DiagnoseFlags& flags) {
       ->delimiter(',')
       ->transform(OneOf("residual", CompletionNames()))
       ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--phi", flags.phi,
+                  "Trained feature maps of the model (safetensors or GGUF), which add the estimate "
+                  "'phi'")
+      ->type_name("FILE")
+      ->check(NotEmpty())
       ->group(group);
   command
       .add_option("--fraction", options.fraction,

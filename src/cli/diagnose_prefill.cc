@@ -1,13 +1,12 @@
 #include "cli/diagnose_prefill.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <string_view>
 
-#include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/signals.h"
 #include "core/error.h"
 #include "eval/block_norms.h"
@@ -45,22 +44,6 @@ std::vector<int64_t> ParseChunks(const std::vector<std::string>& parts) {
   }
   return chunks;
 }
-
-// A line on a terminal that changes.
-class ChangingLine {
- public:
-  explicit ChangingLine(bool enabled) : enabled_(enabled && isatty(STDERR_FILENO) == 1) {}
-  ~ChangingLine() { Show(""); }
-  ChangingLine(const ChangingLine&) = delete;
-  ChangingLine& operator=(const ChangingLine&) = delete;
-
-  void Show(const std::string& text) const {
-    if (enabled_) WriteError("\r\x1b[K" + text);
-  }
-
- private:
-  bool enabled_;
-};
 
 }  // namespace
 

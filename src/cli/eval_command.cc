@@ -19,6 +19,7 @@
 #include "cli/auto_profile.h"
 #include "cli/generation.h"
 #include "cli/output.h"
+#include "cli/result_folder.h"
 #include "cli/signals.h"
 #include "core/error.h"
 #include "eval/evaluation.h"
@@ -55,15 +56,8 @@ class ResultFolder {
  public:
   explicit ResultFolder(const std::string& path) : path_(path) {
     if (path.empty()) return;
-    const fs::path samples = fs::path(path) / "samples.jsonl";
-    std::error_code error;
-    if (fs::exists(samples, error)) {
-      Throw(ErrorKind::kUsage,
-            "{} exists: --out wants a folder that holds no evaluation yet, so that none is lost",
-            samples.string());
-    }
-    fs::create_directories(path, error);
-    if (error) Throw(ErrorKind::kResource, "cannot make the folder {}: {}", path, error.message());
+    MakeResultFolder(path, kSamples, "evaluation");
+    const fs::path samples = fs::path(path) / kSamples;
     errno = 0;
     samples_.open(samples, std::ios::binary);
     Check(samples_, samples);
@@ -73,19 +67,17 @@ class ResultFolder {
     if (path_.empty()) return;
     errno = 0;
     samples_ << DumpJson(line, /*indent=*/false) << '\n' << std::flush;
-    Check(samples_, fs::path(path_) / "samples.jsonl");
+    Check(samples_, fs::path(path_) / kSamples);
   }
 
   void WriteResults(const ordered_json& results) {
     if (path_.empty()) return;
-    const fs::path file = fs::path(path_) / "results.json";
-    errno = 0;
-    std::ofstream stream(file, std::ios::binary);
-    stream << DumpJson(results, /*indent=*/true) << '\n' << std::flush;
-    Check(stream, file);
+    WriteResultFile(path_, "results.json", DumpJson(results, /*indent=*/true) + "\n");
   }
 
  private:
+  static constexpr char kSamples[] = "samples.jsonl";
+
   static void Check(const std::ofstream& stream, const fs::path& path) {
     if (stream) return;
     Throw(ErrorKind::kResource, "cannot write {}: {}", path.string(),

@@ -33,6 +33,12 @@ void ProgressBar::Clear() {
   WriteError("\r\x1b[K");
 }
 
+ChangingLine::ChangingLine(bool enabled) : enabled_(enabled && isatty(STDERR_FILENO) == 1) {}
+
+void ChangingLine::Show(std::string_view text) const {
+  if (enabled_) WriteError(fmt::format("\r\x1b[K{}", text));
+}
+
 std::string FormatProgress(const PrefillProgress& progress) {
   const int64_t total = std::max<int64_t>(progress.tokens_total, 1);
   const double share = std::clamp(static_cast<double>(progress.tokens_done) / total, 0.0, 1.0);

@@ -1,7 +1,9 @@
-// The progress bar of a long prefill, on a terminal's stderr.
+// What shows progress on a terminal's stderr: the bar of a long prefill, and a line that changes.
 #pragma once
 
 #include <chrono>
+#include <string>
+#include <string_view>
 
 #include "engine/request.h"
 
@@ -25,6 +27,20 @@ class ProgressBar {
   bool enabled_;
   bool drawn_ = false;
   std::chrono::steady_clock::time_point last_{};
+};
+
+// Draws nothing where `enabled` is false or stderr is no terminal; wiped in the end.
+class ChangingLine {
+ public:
+  explicit ChangingLine(bool enabled);
+  ~ChangingLine() { Show(""); }
+  ChangingLine(const ChangingLine&) = delete;
+  ChangingLine& operator=(const ChangingLine&) = delete;
+
+  void Show(std::string_view text) const;
+
+ private:
+  bool enabled_;
 };
 
 // "reading [#####     ]  51 %  3,412 of 6,812 tokens, 812 tokens/s, 4 s left"

@@ -51,17 +51,21 @@ struct Spec {
   ggml_type type = GGML_TYPE_Q4_0;
 };
 
+const Shape& FindShape(std::string_view name) {
+  const auto* shape = std::find_if(kShapes.begin(), kShapes.end(),
+                                   [&](const Shape& known) { return known.name == name; });
+  if (shape == kShapes.end()) {
+    Throw(ErrorKind::kUsage, "no synthetic model '{}'; known: {}", name,
+          fmt::join(SyntheticShapes(), ", "));
+  }
+  return *shape;
+}
+
 Spec ParseName(const std::string& name) {
   std::string_view text = name;
   text.remove_prefix(kPrefix.size());
   const std::string_view shape_name = text.substr(0, text.find(','));
-  const auto* shape = std::find_if(kShapes.begin(), kShapes.end(),
-                                   [&](const Shape& known) { return known.name == shape_name; });
-  if (shape == kShapes.end()) {
-    Throw(ErrorKind::kUsage, "'{}': no synthetic model '{}'; known: {}", name, shape_name,
-          fmt::join(SyntheticShapes(), ", "));
-  }
-  Spec spec{*shape};
+  Spec spec{FindShape(shape_name)};
   for (size_t at = shape_name.size(); at < text.size();) {
     const size_t end = std::min(text.find(',', at + 1), text.size());
     const std::string_view part = text.substr(at + 1, end - at - 1);
@@ -276,6 +280,11 @@ std::vector<std::string> SyntheticShapes() {
   names.reserve(kShapes.size());
   for (const Shape& shape : kShapes) names.emplace_back(shape.name);
   return names;
+}
+
+SyntheticHeads HeadsOfShape(std::string_view shape) {
+  const Shape& found = FindShape(shape);
+  return {found.query_heads, found.kv_heads, found.head_dim};
 }
 
 int64_t SyntheticModelBytes(const std::string& name) {

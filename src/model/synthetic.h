@@ -15,6 +15,15 @@ bool IsSyntheticName(std::string_view name);
 // The known shapes, such as "llama-3.1-8b".
 std::vector<std::string> SyntheticShapes();
 
+// The attention of a layer of such a shape.
+struct SyntheticHeads {
+  int query_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+};
+// Of a known shape, named without a prefix. Throws Error(kUsage) for an unknown one.
+SyntheticHeads HeadsOfShape(std::string_view shape);
+
 // Bytes of such a model's file, without making it. Throws as MakeSyntheticModel does, but for
 // memory.
 int64_t SyntheticModelBytes(const std::string& name);

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "model/model_hash.h"
 #include "policy/residual/tensor_file.h"
 
 namespace winnow {
@@ -168,6 +169,15 @@ int64_t FeatureMaps::weight_bytes() const {
 
 FeatureMaps LoadFeatureMaps(const std::string& path, const FeatureModel& model) {
   return FeatureMapLoader(*OpenTensorFile(path), model).Load();
+}
+
+FeatureMaps LoadFeatureMaps(const std::string& path, const ModelConfig& config,
+                            const std::string& model_path) {
+  return LoadFeatureMaps(path, {.n_layers = config.n_layers,
+                                .query_heads = config.query_heads,
+                                .kv_heads = config.kv_heads,
+                                .head_dim = config.head_dim,
+                                .hash = HashModelFile(model_path).Hex()});
 }
 
 }  // namespace winnow

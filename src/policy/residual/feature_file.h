@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "model/config.h"
 #include "policy/residual/feature_map.h"
 
 namespace winnow {
@@ -60,5 +61,9 @@ class FeatureMaps {
 // another model's hash, another number of layers or heads or another head dimension, a missing,
 // unknown or misshapen tensor, a value that is not finite.
 FeatureMaps LoadFeatureMaps(const std::string& path, const FeatureModel& model);
+
+// The same for the model of `config` in the file `model_path`. Throws also what HashModelFile does.
+FeatureMaps LoadFeatureMaps(const std::string& path, const ModelConfig& config,
+                            const std::string& model_path);
 
 }  // namespace winnow

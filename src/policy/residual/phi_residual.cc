@@ -4,7 +4,6 @@
 
 #include "core/check.h"
 #include "core/error.h"
-#include "model/model_hash.h"
 #include "policy/residual/feature_file.h"
 #include "policy/residual/feature_memory.h"
 #include "policy/residual/head_residual.h"
@@ -20,11 +19,7 @@ class PhiResidual : public HeadResidual {
   PhiResidual(std::string file, bool subtract) : file_(std::move(file)), subtract_(subtract) {}
   PlaneSet planes() const override { return {}; }
   void Bind(const ModelIdentity& model) override {
-    maps_ = LoadFeatureMaps(file_, {.n_layers = model.config.n_layers,
-                                    .query_heads = model.config.query_heads,
-                                    .kv_heads = model.config.kv_heads,
-                                    .head_dim = model.config.head_dim,
-                                    .hash = HashModelFile(model.path).Hex()});
+    maps_ = LoadFeatureMaps(file_, model.config, model.path);
   }
   std::unique_ptr<ResidualMemory> NewMemory() const override {
     return std::make_unique<FeatureMemory>();

@@ -52,11 +52,7 @@ inline MappedModel NewMappedModel(RandomFeatureMaps options) {
   config.head_dim = options.head_dim;
   return {.identity = {config, model_path},
           .maps_path = maps_path,
-          .maps = LoadFeatureMaps(maps_path, {.n_layers = options.n_layers,
-                                              .query_heads = options.query_heads,
-                                              .kv_heads = options.kv_heads,
-                                              .head_dim = options.head_dim,
-                                              .hash = options.model_hash})};
+          .maps = LoadFeatureMaps(maps_path, config, model_path)};
 }
 
 // The unread pages of one query, the same in every KV head, as a step's only layer.
