@@ -56,6 +56,17 @@ ordered_json PrefillJson(const RequestLedger& ledger, LedgerDetail detail) {
   return json;
 }
 
+ordered_json KvFileJson(const KvTransfer& t) {
+  return {{"path", t.path},
+          {"pages", t.pages},
+          {"payload_bytes", t.payload_bytes},
+          {"scale_bytes", t.scale_bytes},
+          {"metadata_bytes", t.metadata_bytes},
+          {"payload_formula_bytes", t.formula_bytes},
+          {"payload_unpruned_bytes", t.unpruned_bytes},
+          {"seconds", t.seconds}};
+}
+
 struct Row {
   std::string name;
   std::string ours;
@@ -122,6 +133,15 @@ std::string SparseLine(const AttentionAccount& a) {
   return line + "\n";
 }
 
+std::string KvFileLine(const KvTransfer& t) {
+  return fmt::format(
+      "KV file {}: {} of keys and values in {} pages (by the formula {}, unpruned {}), {} of "
+      "metadata, {:.1f} ms\n",
+      t.path, FormatBytes(t.payload_bytes - t.scale_bytes), FormatCount(t.pages),
+      FormatBytes(t.formula_bytes), FormatBytes(t.unpruned_bytes),
+      FormatBytes(t.metadata_bytes + t.scale_bytes), t.seconds * 1e3);
+}
+
 }  // namespace
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
@@ -159,6 +179,8 @@ ordered_json ToJson(const RunRecord& record, LedgerDetail detail) {
           {"skipped", std::move(skipped)},
           {"prefill", PrefillJson(result.ledger, detail)},
           {"decode", ToJson(result.ledger.decode, detail)},
+          {"kv_file", result.kv_transfer.has_value() ? KvFileJson(*result.kv_transfer)
+                                                     : ordered_json(nullptr)},
           {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)},
           {"peer_error", TextOrNull(record.peer_error)}};
 }
@@ -184,6 +206,7 @@ std::string FormatTable(const RunRecord& record) {
   if (record.result.ledger.pruning != nullptr) {
     table += FormatPruning(*record.result.ledger.pruning, record.documents);
   }
+  if (record.result.kv_transfer.has_value()) table += KvFileLine(*record.result.kv_transfer);
   return table + SparseLine(record.result.ledger.decode.attention);
 }
 

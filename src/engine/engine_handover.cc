@@ -84,6 +84,7 @@ void Engine::Impl::SavePages(Sequence* sequence) {
                  {.model = ModelHash(), .tokens = s.request.tokens, .note = ToText(note)});
   const double seconds = SecondsSince(start);
   s.kv_transfer = AccountTransfer(note, s.n_prompt(), config, layout, bytes);
+  s.kv_transfer->path = s.request.save_kv;
   s.kv_transfer->seconds = seconds;
 }
 
@@ -105,6 +106,7 @@ void Engine::Impl::LoadPages(Sequence* sequence) {
   }
   const double seconds = SecondsSince(start);
   s.kv_transfer = AccountTransfer(*s.handover, s.n_prompt(), config, layout, loaded.bytes);
+  s.kv_transfer->path = path;
   s.kv_transfer->seconds = seconds;
 
   s.positions.resize(s.n_prompt());

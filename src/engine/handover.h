@@ -34,7 +34,8 @@ HandoverNote ReadHandover(const KvFileInfo& info, const ModelConfig& config,
 
 // What the transfer of a prompt of `n_tokens` tokens took, next to the formula (by layer, with all
 // KV heads of a page) for what the note says of it and for a prompt of which nothing is dropped. A
-// local layer counts with the pages that its window leaves resident.
+// local layer counts with the pages that its window leaves resident. Path and time are the caller's
+// to add.
 KvTransfer AccountTransfer(const HandoverNote& note, int64_t n_tokens, const ModelConfig& config,
                            const PageLayout& layout, const KvFileBytes& bytes);
 

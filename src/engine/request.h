@@ -97,6 +97,7 @@ using RequestId = int64_t;
 // Pages that a request wrote to a file, or took from one. Formulas are EntroPrefill's payload, of
 // what lies in pages: 2·e·d·b·G·Σ U_l, without the scales of q8_0.
 struct KvTransfer {
+  std::string path;
   int64_t pages = 0;          // of one layer with all its KV heads
   int64_t payload_bytes = 0;  // keys and values
   int64_t scale_bytes = 0;    // of the payload
