@@ -83,6 +83,8 @@ TEST_F(Handover, TwoProcessesAnswerAsOne) {
 // Without -n too, where the context leaves less than the default.
 TEST_F(Handover, TheContextEndsTheAnswerWhereItWould) {
   const json whole = Record(Reading({"-c", "800"}));
+  ASSERT_EQ(whole.at("tokens").size(), 800 - whole.at("prompt_tokens").get<size_t>());
+  ASSERT_LT(whole.at("tokens").size(), 512u);
   Record(Reading({"-c", "800", "--save-kv", file_}));
   EXPECT_EQ(Record(With({"-c", "800", "--load-kv", file_})).at("tokens"), whole.at("tokens"));
 }

@@ -147,10 +147,12 @@ std::string KvFileLine(const KvTransfer& t) {
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {
   const int64_t first_token = result.prompt_tokens - std::ssize(prompt.tokens);
+  std::vector<DocumentUse> documents =
+      UseOfDocuments(prompt, first_token, result.ledger.pruning.get());
   return {.model = loaded.name,
           .arm = flags.arm,
           .used_chat_template = prompt.used_chat_template,
-          .documents = UseOfDocuments(prompt, first_token, result.ledger.pruning.get()),
+          .documents = std::move(documents),
           .result = std::move(result),
           .peak_rss_bytes = PeakRssBytes()};
 }
