@@ -11,6 +11,7 @@
 #include "cli/generation.h"
 #include "cli/run_record.h"
 #include "core/error.h"
+#include "kv/kv_file.h"
 
 namespace winnow {
 namespace {
@@ -21,6 +22,8 @@ struct RunFlags {
   GenerationFlags generation;
   std::string question;
   std::string prompt_file;
+  std::string save_kv;
+  std::string load_kv;
   std::string peer;
   std::string report = "summary";
   bool quiet = false;
@@ -32,6 +35,33 @@ std::string Question(const RunFlags& flags) {
   }
   if (!flags.prompt_file.empty()) return ReadTextFile(flags.prompt_file);
   return ReadQuestion(flags.question);
+}
+
+// A file of pages is a whole prompt, and its request ends with the first token.
+void CheckKvFiles(const RunFlags& flags) {
+  if (!flags.save_kv.empty() && flags.generation.max_tokens > 0) {
+    Throw(ErrorKind::kUsage,
+          "--save-kv ends with the first token: -n is for the command that goes on with --load-kv");
+  }
+  if (flags.load_kv.empty()) return;
+  const PromptFlags& prompt = flags.prompt;
+  const std::pair<const char*, bool> given[] = {
+      {"--save-kv", !flags.save_kv.empty()},
+      {"-p", !flags.question.empty()},
+      {"--prompt-file", !flags.prompt_file.empty()},
+      {"-f", !prompt.files.empty()},
+      {"--protect", !prompt.protect.empty()},
+      {"--strict", prompt.strict},
+      {"--system", !prompt.system.empty()},
+      {"--chunk-tokens", prompt.chunk_tokens > 0},
+      {"--no-chat-template", prompt.no_chat_template},
+      {"--chat-template", !prompt.chat_template_file.empty()},
+      {"--peer", !flags.peer.empty()}};
+  for (const auto& [name, is_given] : given) {
+    if (!is_given) continue;
+    Throw(ErrorKind::kUsage, "--load-kv goes on with the prompt of its file, as it was read: {} {}",
+          name, "cannot be given with it");
+  }
 }
 
 // llama.cpp with its defaults on the same tokens, and as many decode steps as Winnow made.
@@ -81,19 +111,48 @@ void PrintNotes(const RunFlags& flags, const Prompt& prompt, const Tokenizer& to
   }
 }
 
-int Run(const RunFlags& flags, bool json) {
-  Validate(flags.generation);
-  const std::string question = Question(flags);
-  DocumentSet set = ReadDocuments(flags.prompt);
-  if (question.empty() && set.documents.empty()) {
+// What is to be read. Of a file to go on with the prompt's tokens are known.
+struct RunInput {
+  std::string question;
+  DocumentSet documents;
+  Prompt prompt;
+};
+
+RunInput ReadInput(const RunFlags& flags) {
+  CheckKvFiles(flags);
+  RunInput input;
+  if (!flags.load_kv.empty()) {
+    input.prompt.tokens = InspectKvFile(flags.load_kv).header.tokens;
+    return input;
+  }
+  input.question = Question(flags);
+  input.documents = ReadDocuments(flags.prompt);
+  if (input.question.empty() && input.documents.documents.empty()) {
     Throw(ErrorKind::kInput, "the prompt is empty: give a question with -p, documents with -f");
   }
+  return input;
+}
+
+Request ToRequest(const RunFlags& flags, const Prompt& prompt, const Engine& engine) {
+  Request request =
+      MakeRequest(flags.generation, prompt.tokens, prompt.spans, engine.context_tokens());
+  if (!flags.load_kv.empty()) request.tokens.clear();  // the engine takes them from the file
+  request.keep_tables = flags.report == "full";
+  request.save_kv = flags.save_kv;
+  request.load_kv = flags.load_kv;
+  return request;
+}
+
+int Run(const RunFlags& flags, bool json) {
+  Validate(flags.generation);
+  auto [question, set, prompt] = ReadInput(flags);
   LoadedModel loaded =
       LoadModel(flags.model, {flags.generation.arm}, ReadChatTemplate(flags.prompt));
-  const Prompt prompt =
-      BuildPrompt(*loaded.tokenizer, set.documents, question,
-                  ToPromptOptions(flags.prompt, set.documents, {flags.generation.arm}));
-  PrintNotes(flags, prompt, *loaded.tokenizer);
+  if (flags.load_kv.empty()) {
+    prompt = BuildPrompt(*loaded.tokenizer, set.documents, question,
+                         ToPromptOptions(flags.prompt, set.documents, {flags.generation.arm}));
+    PrintNotes(flags, prompt, *loaded.tokenizer);
+  }
 
   Output output;
   RunRecord record;
@@ -101,12 +160,9 @@ int Run(const RunFlags& flags, bool json) {
   {
     ProgressBar progress(!flags.quiet);
     const InterruptScope interrupts;
-    Request request =
-        MakeRequest(flags.generation, prompt.tokens, prompt.spans, loaded.engine->context_tokens());
-    request.keep_tables = flags.report == "full";
     record = MakeRecord(loaded, flags.generation, prompt,
-                        Generate(*loaded.engine, std::move(request), json ? nullptr : &output,
-                                 progress, interrupts));
+                        Generate(*loaded.engine, ToRequest(flags, prompt, *loaded.engine),
+                                 json ? nullptr : &output, progress, interrupts));
     signal = interrupts.Pending();
   }
   record.skipped = std::move(set.skipped);
@@ -130,6 +186,23 @@ int Run(const RunFlags& flags, bool json) {
   return output.ExitCode(exit_code);
 }
 
+void AddKvFileFlags(CLI::App& command, RunFlags& flags) {
+  const std::string group = "Prefill and decode apart";
+  command
+      .add_option("--save-kv", flags.save_kv,
+                  "Read the prompt, write its keys and values, pruned or not, to this file (in "
+                  "place of one that is there), and end with the first token")
+      ->type_name("FILE")
+      ->check(NotEmpty())
+      ->group(group);
+  command
+      .add_option("--load-kv", flags.load_kv,
+                  "Answer the prompt whose keys and values --save-kv wrote, without reading it")
+      ->type_name("FILE")
+      ->check(NotEmpty())
+      ->group(group);
+}
+
 }  // namespace
 
 void AddRunCommand(CLI::App& app, CommandContext& context) {
@@ -144,6 +217,7 @@ void AddRunCommand(CLI::App& app, CommandContext& context) {
   AddModelFlags(*command, flags->model);
   AddGenerationFlags(*command, flags->generation);
   AddAutoFlags(*command, flags->model);
+  AddKvFileFlags(*command, *flags);
   AddJsonFlag(*command, context);
   command->add_flag("-q,--quiet", flags->quiet, "No progress bar, no notes, no closing table")
       ->group("Output");

@@ -62,6 +62,17 @@ ordered_json PrefillJson(const RequestLedger& ledger, LedgerDetail detail) {
   return json;
 }
 
+ordered_json KvFileJson(const KvTransfer& t) {
+  return {{"path", t.path},
+          {"pages", t.pages},
+          {"payload_bytes", t.payload_bytes},
+          {"scale_bytes", t.scale_bytes},
+          {"metadata_bytes", t.metadata_bytes},
+          {"payload_formula_bytes", t.formula_bytes},
+          {"payload_unpruned_bytes", t.unpruned_bytes},
+          {"seconds", t.seconds}};
+}
+
 struct Row {
   std::string name;
   std::string ours;
@@ -128,16 +139,27 @@ std::string SparseLine(const AttentionAccount& a) {
   return line + "\n";
 }
 
+std::string KvFileLine(const KvTransfer& t) {
+  return fmt::format(
+      "KV file {}: {} of keys and values in {} pages (by the formula {}, unpruned {}), {} of "
+      "metadata, {:.1f} ms\n",
+      t.path, FormatBytes(t.payload_bytes - t.scale_bytes), FormatCount(t.pages),
+      FormatBytes(t.formula_bytes), FormatBytes(t.unpruned_bytes),
+      FormatBytes(t.metadata_bytes + t.scale_bytes), t.seconds * 1e3);
+}
+
 }  // namespace
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {
   const int64_t first_token = result.prompt_tokens - std::ssize(prompt.tokens);
+  std::vector<DocumentUse> documents =
+      UseOfDocuments(prompt, first_token, result.ledger.pruning.get());
   return {.model = loaded.name,
           .arm = flags.arm,
           .auto_arm = loaded.auto_arm,
           .used_chat_template = prompt.used_chat_template,
-          .documents = UseOfDocuments(prompt, first_token, result.ledger.pruning.get()),
+          .documents = std::move(documents),
           .result = std::move(result),
           .peak_rss_bytes = PeakRssBytes()};
 }
@@ -168,6 +190,8 @@ ordered_json ToJson(const RunRecord& record, LedgerDetail detail) {
           {"skipped", std::move(skipped)},
           {"prefill", PrefillJson(result.ledger, detail)},
           {"decode", ToJson(result.ledger.decode, detail)},
+          {"kv_file", result.kv_transfer.has_value() ? KvFileJson(*result.kv_transfer)
+                                                     : ordered_json(nullptr)},
           {"peer", record.peer.has_value() ? PeerJson(*record.peer) : ordered_json(nullptr)},
           {"peer_error", TextOrNull(record.peer_error)}};
 }
@@ -196,6 +220,7 @@ std::string FormatTable(const RunRecord& record) {
   if (!record.result.arm_reason.empty()) {
     table += fmt::format("arm: {} ({})\n", record.result.arm_resolved, record.result.arm_reason);
   }
+  if (record.result.kv_transfer.has_value()) table += KvFileLine(*record.result.kv_transfer);
   return table + SparseLine(record.result.ledger.decode.attention);
 }
 

@@ -138,7 +138,7 @@ void Engine::Impl::HashPages(Sequence* sequence, int64_t n_tokens) {
 void Engine::Impl::RememberPrefix(Sequence* sequence, int64_t n_tokens) {
   if (!options.prefix_reuse || sequence->request.watches_prompt()) return;
   // What follows a dropped chunk lies elsewhere in the layers above, and has not seen it.
-  if (sequence->pruning != nullptr) n_tokens = std::min(n_tokens, sequence->pruning->n_whole);
+  n_tokens = std::min(n_tokens, sequence->n_whole);
   HashPages(sequence, n_tokens);
   prefixes.Insert(std::span(sequence->page_hashes).first(n_tokens / layout.slots), sequence->kv);
 }
@@ -171,6 +171,7 @@ void Engine::Impl::Finish(Sequence* sequence, FinishReason reason) {
   result.prompt_tokens = s.n_prompt();
   result.reused_tokens = s.n_reused;
   result.ledger = s.ledger;
+  result.kv_transfer = s.kv_transfer;
   result.kv_bytes =
       s.kv.allocated_pages() * layout.TotalBytes() + (s.memory == nullptr ? 0 : s.memory->bytes());
   const auto seconds = [](Clock::time_point from, Clock::time_point to) {
@@ -201,11 +202,19 @@ Engine::Engine(Backbone* backbone, const Tokenizer* tokenizer, ThreadPool* pool,
 Engine::~Engine() = default;
 
 RequestId Engine::Submit(Request request) {
+  std::optional<HandoverNote> note = impl_->PrepareHandover(&request);
   impl_->ValidateRequest(request);
   AutoArm::Choice choice = impl_->ChooseArm(request);
   Arm arm = ParseArm(choice.arm);
   DecodePolicy* policy = impl_->PolicyOf(arm);
   EnginePruner* pruner = impl_->PrunerOf(arm);
+  std::unique_ptr<ResidualMemory> memory;
+  if (policy != nullptr && policy->residual != nullptr) memory = policy->residual->NewMemory();
+  if (note.has_value() && memory != nullptr && memory->sees_prompt()) {
+    Throw(ErrorKind::kUsage,
+          "the arm '{}' needs the queries of every prompt token, and a KV file holds none",
+          arm.text);
+  }
   const RequestId id = impl_->next_id++;
   {
     // Cancelled before it existed: that was an unknown id.
@@ -217,14 +226,13 @@ RequestId Engine::Submit(Request request) {
   impl_->sequences.emplace_back(id, std::move(request), std::move(arm),
                                 SequenceKv(&impl_->pages, impl_->config.n_layers),
                                 impl_->config.vocabulary, static_cast<int>(impl_->context_tokens));
-  impl_->sequences.back().policy = policy;
-  impl_->sequences.back().pruner = pruner;
-  impl_->sequences.back().arm_reason = std::move(choice.reason);
-  if (policy != nullptr && policy->residual != nullptr) {
-    impl_->sequences.back().memory = policy->residual->NewMemory();
-  }
-  impl_->sequences.back().status = {.worst_case_pages = impl_->WorstCase(n_total),
-                                    .n_prompt = n_prompt};
+  Sequence& s = impl_->sequences.back();
+  s.policy = policy;
+  s.pruner = pruner;
+  s.arm_reason = std::move(choice.reason);
+  s.memory = std::move(memory);
+  s.status = {.worst_case_pages = impl_->WorstCase(n_total), .n_prompt = n_prompt};
+  s.handover = std::move(note);
   return id;
 }
 

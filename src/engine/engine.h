@@ -51,7 +51,10 @@ class Engine {
   // to do; an answer that reaches the end of the context ends there, kContextFull);
   // Error(kResource) if its KV can never fit the pool (what would fit); Error(kUsage) for a bad arm
   // or sampling parameter, and for an arm whose planes the pages do not keep; Error(kInput) for an
-  // arm whose file is not for this model.
+  // arm whose file is not for this model. For Request::load_kv: Error(kInput) for a file that is
+  // none, or of another model or other pages; Error(kUsage) for an arm that prunes or that needs
+  // what a file does not hold, and for what only a prompt that is read can give. For save_kv:
+  // Error(kResource) if its folder cannot be written to.
   RequestId Submit(Request request);
 
   // Ends a request at the next quantum; what it has generated is kept. Unknown ids are ignored.

@@ -112,9 +112,15 @@ void Engine::Impl::TakeToken(Sequence* sequence, std::span<const float> row_logi
       token = s.sampler.Sample(row_logits);
     }
   }
+  AddToken(sequence, token);
+}
+
+void Engine::Impl::AddToken(Sequence* sequence, TokenId token) {
+  Sequence& s = *sequence;
   s.generated.push_back(token);
   s.last_token = Clock::now();
   if (s.generated.size() == 1) s.first_token = s.last_token;
+  if (!s.request.save_kv.empty()) SavePages(sequence);
 
   if (tokenizer != nullptr) {
     if (!s.request.ignore_end_tokens && tokenizer->IsEndOfGeneration(token)) {

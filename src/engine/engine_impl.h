@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -67,6 +68,15 @@ struct Engine::Impl {
   void RunDecode(const std::vector<Sequence*>& batch);
   void DecodeBatch(const std::vector<Sequence*>& batch);
   void TakeToken(Sequence* sequence, std::span<const float> row_logits);
+  void AddToken(Sequence* sequence, TokenId token);
+
+  // engine_handover.cc
+  const Hash128& ModelHash();  // zero: the model is not from a file
+  // What Submit has to do for save_kv and load_kv; with the latter fills the request's tokens from
+  // the file, whose note it returns. Throws as Submit does.
+  std::optional<HandoverNote> PrepareHandover(Request* request);
+  void SavePages(Sequence* sequence);
+  void LoadPages(Sequence* sequence);
 
   // engine.cc
   bool Step(bool decode);
@@ -115,6 +125,8 @@ struct Engine::Impl {
   bool stepping = false;
   AlignedBuffer<float> batch_hidden;  // [B, E]
   AlignedBuffer<float> logits;        // [B, V]
+
+  std::optional<Hash128> model_hash;  // once it was asked for
 
   std::mutex cancel_mutex;
   std::unordered_set<RequestId> cancelled;

@@ -46,6 +46,10 @@ void Engine::Impl::PreferOwnPages(Sequence* sequence, int64_t reusable) {
 
 void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum) {
   Sequence& s = *sequence;
+  if (s.handover.has_value()) {
+    LoadPages(sequence);
+    return;
+  }
   if (!s.prefill_started) {
     StartPrefill(sequence);
     return;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
-#include "model/model_hash.h"
 #include "ops/observer_rows.h"
 #include "ops/page_planes.h"
 #include "policy/arm.h"
@@ -43,7 +42,7 @@ EnginePruner* Engine::Impl::PrunerOf(const Arm& arm) {
   if (policy == nullptr) return nullptr;
   PruneModel model{
       .n_layers = config.n_layers, .query_heads = config.query_heads, .kv_heads = config.kv_heads};
-  if (!options.model_path.empty()) model.hash = HashModelFile(options.model_path).Hex();
+  if (!options.model_path.empty()) model.hash = ModelHash().Hex();
   for (int layer = 0; layer < config.n_layers; ++layer) {
     if (config.layers[layer].window == 0) model.global_layers.push_back(layer + 1);
   }
@@ -187,7 +186,7 @@ void Engine::Impl::Remove(Sequence* sequence) {
     }
     s.rows.push_back(static_cast<int32_t>(token));
   }
-  pruning.n_whole =
+  s.n_whole =
       std::mismatch(s.rows.begin(), s.rows.end(), s.positions.begin()).first - s.rows.begin();
   s.status.n_prompt = std::ssize(s.rows);
   pruning.record.applied_layer = s.status.layer + 1;

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "engine/answer_test.h"
+#include "engine/document_prompt_test.h"
 #include "engine/engine.h"
 #include "testing/expect_error.h"
 #include "testing/fake_backbone.h"
@@ -18,43 +19,16 @@ namespace winnow {
 namespace {
 
 using ::winnow::testing::Answer;
+using ::winnow::testing::DocumentPrompt;
 using ::winnow::testing::FakeBackbone;
+using ::winnow::testing::kChunk;
+using ::winnow::testing::kChunks;
+using ::winnow::testing::kDocuments;
+using ::winnow::testing::kPrune;
+using ::winnow::testing::kQuestion;
+using ::winnow::testing::kSystem;
+using ::winnow::testing::MakePrompt;
 using ::winnow::testing::RandomTokens;
-
-// The fake model's attention is diffuse: wide tolerances, so that the scan meets its target.
-const std::string kPrune =
-    "prefill=entroprefill,uncalibrated=1,layers=2,v=0,eps=0.95,eps_audit=0.9,keep=0.25";
-constexpr int64_t kSystem = 10;
-constexpr int64_t kChunk = 24;
-constexpr int64_t kChunks = 12;
-constexpr int64_t kQuestion = 15;
-constexpr int64_t kDocuments = kSystem + kChunk * kChunks;
-
-// A system message, twelve chunks of a document, a question.
-struct DocumentPrompt {
-  std::vector<TokenId> tokens;
-  std::vector<Span> spans;
-};
-
-DocumentPrompt MakePrompt(uint64_t seed, int64_t question_tokens = kQuestion) {
-  DocumentPrompt prompt{.tokens = RandomTokens(kDocuments, seed)};
-  const std::vector<TokenId> question = RandomTokens(question_tokens, seed + 1000);
-  prompt.tokens.insert(prompt.tokens.end(), question.begin(), question.end());
-  prompt.spans.push_back({.kind = SpanKind::kProtected, .begin = 0, .end = kSystem});
-  for (int i = 0; i < kChunks; ++i) {
-    const int64_t begin = kSystem + i * kChunk;
-    prompt.spans.push_back({.kind = SpanKind::kChunk,
-                            .begin = begin,
-                            .end = begin + kChunk,
-                            .document = 0,
-                            .chunk = i});
-  }
-  if (question_tokens > 0) {
-    prompt.spans.push_back(
-        {.kind = SpanKind::kQuery, .begin = kDocuments, .end = std::ssize(prompt.tokens)});
-  }
-  return prompt;
-}
 
 class PruningEngine : public ::testing::Test {
  protected:

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -37,8 +36,6 @@ struct SequencePruning {
   std::unique_ptr<PruneRun> run;
   ObserverQueries queries;
   PruneDecision decision;  // the last one
-  // Tokens before the first dropped one: where they were, and as a dense prefill leaves them.
-  int64_t n_whole = std::numeric_limits<int64_t>::max();
   PruneLedger record;
 };
 

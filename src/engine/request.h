@@ -67,6 +67,14 @@ struct Request {
   std::vector<TokenId> forced_tokens;
   std::string arm = "auto";
   bool keep_tables = false;  // constraint tables of pruning in the record
+  // A file (kv/kv_file.h) that hands the prompt's pages, pruned or not, to another process: the
+  // request writes them and ends with its first token, whatever max_new_tokens says.
+  std::string save_kv;
+  // A file of such a request to go on with in place of a prompt: `tokens` is then empty, and so are
+  // spans and forced_tokens. The answer begins with the file's token, which is not drawn again
+  // (on_logits begins with the second) but moves the seed on; with the same sampling parameters and
+  // arm it is the one that the request would have given without a file between.
+  std::string load_kv;
 
   // All are called from within Engine::Step, on its thread; each may be empty. They may call
   // Engine::Cancel and nothing else of the engine; one that throws fails its request.
@@ -90,6 +98,19 @@ struct Request {
 
 using RequestId = int64_t;
 
+// Pages that a request wrote to a file, or took from one. Formulas are EntroPrefill's payload, of
+// what lies in pages: 2·e·d·b·G·Σ U_l, without the scales of q8_0.
+struct KvTransfer {
+  std::string path;
+  int64_t pages = 0;          // of one layer with all its KV heads
+  int64_t payload_bytes = 0;  // keys and values
+  int64_t scale_bytes = 0;    // of the payload
+  int64_t metadata_bytes = 0;
+  int64_t formula_bytes = 0;   // for what was pruned, and at which layer
+  int64_t unpruned_bytes = 0;  // for the same prompt with nothing dropped
+  double seconds = 0;          // writing the file, or reading it and updating planes
+};
+
 struct RequestResult {
   RequestId id = 0;
   FinishReason finish_reason = FinishReason::kFailed;
@@ -108,6 +129,7 @@ struct RequestResult {
   // Of pages this request held at its end, and what its residual estimator kept beside them.
   int64_t kv_bytes = 0;
   RequestLedger ledger;
+  std::optional<KvTransfer> kv_transfer;  // of save_kv or load_kv
 
   // Seconds a token after the first one; 0 if there are fewer than two.
   double SecondsPerToken() const {

@@ -65,6 +65,15 @@ void Sampler::Accept(TokenId token) {
   if (chain_ != nullptr) llama_sampler_accept(chain_.get(), token);
 }
 
+void Sampler::Replay(TokenId token) {
+  if (chain_ == nullptr) return;
+  // The chain takes one number from its generator whatever it chooses from.
+  llama_token_data only = {.id = token, .logit = 0, .p = 0};
+  llama_token_data_array array{.data = &only, .size = 1, .selected = -1, .sorted = false};
+  llama_sampler_apply(chain_.get(), &array);
+  llama_sampler_accept(chain_.get(), token);
+}
+
 TokenId Sampler::Sample(std::span<const float> logits) {
   WINNOW_CHECK(static_cast<int>(logits.size()) == n_vocab_);
   if (chain_ == nullptr) {

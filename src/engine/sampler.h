@@ -23,6 +23,8 @@ class Sampler {
   TokenId Sample(std::span<const float> logits);
   // Notes a token that came from elsewhere, for the penalties.
   void Accept(TokenId token);
+  // Notes a token that another sampler with these parameters drew: the next draws go on as its do.
+  void Replay(TokenId token);
 
  private:
   struct Free {

@@ -11,6 +11,7 @@
 
 #include "core/hash.h"
 #include "core/tensor_view.h"
+#include "engine/handover.h"
 #include "engine/pruning.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
@@ -77,6 +78,10 @@ struct Sequence {
   int64_t rows_done = 0;                     // that passed a layer, all layers together
   AlignedBuffer<float> hidden;               // [status.n_prompt - n_reused, E] during prefill
   std::unique_ptr<SequencePruning> pruning;  // null: nothing is pruned
+  // Tokens before this one lie where a dense prefill puts them, and as it leaves them.
+  int64_t n_whole = std::numeric_limits<int64_t>::max();
+  std::optional<HandoverNote> handover;  // of the file that takes the prompt's place
+  std::optional<KvTransfer> kv_transfer;
   std::vector<TokenId> generated;
   RequestLedger ledger;
   std::string failure;  // why it failed

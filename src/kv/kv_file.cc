@@ -358,6 +358,14 @@ KvFileInfo InspectKvFile(const std::string& path) {
   return HeadReader(&file).Parse();
 }
 
+KvFileInfo InspectKvFile(const std::string& path, const Hash128& model, int n_layers,
+                         const PageLayout& layout) {
+  FileReader file(path);
+  KvFileInfo info = HeadReader(&file).Parse();
+  CheckMatches(file, info, model, n_layers, layout);
+  return info;
+}
+
 LoadedKv LoadKvFile(const std::string& path, const Hash128& model, int n_layers, PagePool* pool) {
   FileReader file(path);
   KvFileInfo info = HeadReader(&file).Parse();

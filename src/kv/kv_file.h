@@ -59,6 +59,9 @@ KvFileBytes SaveKvFile(const std::string& path, const SequenceKv& kv, const KvFi
 // Reads the head, checked, and the length of the file, but not the pages. Throws Error(kInput) that
 // names the file and what is wrong with it.
 KvFileInfo InspectKvFile(const std::string& path);
+// The same, and refuses, as LoadKvFile does, a file that is not of this model and these pages.
+KvFileInfo InspectKvFile(const std::string& path, const Hash128& model, int n_layers,
+                         const PageLayout& layout);
 
 struct LoadedKv {
   SequenceKv kv;
