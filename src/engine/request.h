@@ -80,8 +80,8 @@ struct Request {
   // Engine::Cancel and nothing else of the engine; one that throws fails its request.
   std::function<void(const PrefillProgress&)> on_prefill;
   std::function<void(std::string_view)> on_text;  // whole UTF-8 characters, stop strings held back
-  // What the observers look at in each monitored layer of an arm that prunes (layers from 1), before
-  // it is decided upon.
+  // What the observers look at in each monitored layer of an arm that prunes (layers from 1),
+  // before it is decided upon.
   std::function<void(int layer, const PruneProblem&, const LayerObservation&)> on_observation;
   // Logits [V] at prompt position `position`, for every position in order; switches prefix reuse
   // off.
