@@ -85,7 +85,9 @@ int64_t SweepCells(const SweepOptions& options);
 void CheckSweep(const SweepOptions& options);
 
 struct SweepWatch {
-  FunctionRef<bool()> should_stop;  // asked often; the cell that is being measured is dropped
+  // Asked before each context, which takes seconds to fill, and before each round; the cell that is
+  // being measured is dropped.
+  FunctionRef<bool()> should_stop;
   FunctionRef<void(std::string_view)> progress;  // what is about to be done
 };
 
