@@ -285,6 +285,7 @@ class TinyEvaluation : public ::testing::Test {
                                  for (const ArmRun& run : runs) {
                                    samples_.push_back(SampleJson(sample, run));
                                    samples_.back().erase("seconds");
+                                   samples_.back().erase("ttft_ms");
                                    samples_.back().at("decode").erase("seconds");
                                  }
                                }});

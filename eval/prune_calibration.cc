@@ -23,8 +23,8 @@ constexpr size_t kMostHeads = 3;
 constexpr size_t kMostLayers = 4;
 constexpr double kRecallSlack = 0.02;
 // Room above what calibration prompts lost, for prompts that are not among them.
-constexpr double kToleranceFactor = 1.05;
-constexpr double kToleranceRoom = 0.01;
+constexpr double kToleranceFactor = 1.15;
+constexpr double kToleranceRoom = 0.02;
 constexpr double kMostTolerance = 0.999;
 // An audit must be able to fail after the scan: its tolerance, on means, lies below.
 constexpr double kAuditShare = 0.98;
