@@ -16,6 +16,7 @@
 #include "core/rng.h"
 #include "engine/scheduler.h"
 #include "kv/page_layout.h"
+#include "policy/arm.h"
 
 namespace winnow {
 namespace {
@@ -33,6 +34,13 @@ void ValidateOptions(const BenchOptions& options) {
   CheckNumbers("-b", options.batches, 1);
   CheckNumbers("-r", {options.repetitions}, 1);
   if (options.arms.empty()) Throw(ErrorKind::kUsage, "at least one arm is needed");
+  for (const std::string& arm : options.arms) {
+    if (ParseArm(arm).prefill_fingerprint == 0) continue;
+    Throw(ErrorKind::kUsage,
+          "'{}': prompts here are random tokens, without documents that could be pruned; compare "
+          "and eval measure such an arm",
+          arm);
+  }
 }
 
 // Token ids that ordinary text consists of.

@@ -69,9 +69,10 @@ struct BenchSubject {
   ThreadPool* pool = nullptr;
 };
 
-// Throws Error(kUsage) if there is nothing to do or a number is out of range, Error(kInput) if a
-// test exceeds the context, Error(kResource) if its keys and values exceed the memory. RunBench
-// begins with it; who sizes a backbone by `options` calls it before that.
+// Throws Error(kUsage) if there is nothing to do, a number is out of range, or an arm prunes (there
+// are no documents); Error(kInput) if a test exceeds the context, Error(kResource) if its keys and
+// values exceed the memory. RunBench begins with it; who sizes a backbone by `options` calls it
+// before that.
 void CheckBench(const BenchOptions& options, const ModelConfig& config);
 
 // Rows test by test, Winnow's arms first. `progress` is told what is about to be measured. Throws

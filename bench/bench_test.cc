@@ -15,6 +15,7 @@
 #include "bench/peer_llama.h"
 #include "core/error.h"
 #include "core/rng.h"
+#include "testing/expect_error.h"
 #include "testing/fake_backbone.h"
 #include "testing/paths.h"
 #include "testing/tiny_gguf.h"
@@ -257,6 +258,15 @@ TEST_F(TinyModel, IsMeasuredBesideThePeer) {
   EXPECT_NE(
       ErrorOf({.backbone = backbone.get(), .tokenizer = tokenizer.get(), .pool = &pool_}, options),
       "");
+}
+
+TEST(BenchArms, RandomTokensHaveNoDocumentsToPrune) {
+  const testing::FakeBackbone backbone({});
+  BenchOptions options;
+  options.prompts = {16};
+  options.arms = {"dense", "prefill=entroprefill,uncalibrated=1"};
+  testing::ExpectError([&] { CheckBench(options, backbone.config()); }, ErrorKind::kUsage,
+                       "without documents");
 }
 
 TEST(BenchStatistics, FollowTheirDefinitions) {
