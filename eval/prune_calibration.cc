@@ -112,12 +112,6 @@ Quality Judge(const std::vector<ObservedPrompt>& prompts, size_t layer,
   return {quality.recall / n, quality.needed / n};
 }
 
-std::vector<double> OneHead(int n_heads, int head) {
-  std::vector<double> weights(n_heads, 0.0);
-  weights[head] = 1;
-  return weights;
-}
-
 struct Monitored {
   size_t index = 0;  // into ObservedPrompt::layers
   std::vector<double> weights;

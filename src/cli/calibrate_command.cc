@@ -239,11 +239,18 @@ void CheckFlags(const CalibrateFlags& flags) {
   if (flags.no_generated && !flags.text.empty()) {
     Throw(ErrorKind::kUsage, "--text and --no-generated contradict each other");
   }
+  constexpr int64_t kShortest = 1536;  // a third of it holds every task
+  if (!flags.prefill.empty() && flags.length < kShortest) {
+    Throw(ErrorKind::kUsage,
+          "--length {}: with --prefill prompts begin at a third of it, so {} is "
+          "the least",
+          flags.length, kShortest);
+  }
   if (flags.out.empty()) return;
   // Not after minutes of work.
   const fs::path folder = fs::absolute(flags.out).parent_path();
   if (access(folder.c_str(), W_OK) != 0 || fs::is_directory(flags.out)) {
-    Throw(ErrorKind::kInput, "{}: no file can be written there", flags.out);
+    Throw(ErrorKind::kResource, "{}: no file can be written there", flags.out);
   }
 }
 
@@ -405,20 +412,22 @@ void AddPromptChoice(CLI::App& command, CalibrateFlags& flags) {
 
 void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
   const std::string group = "Search";
-  command
-      .add_option(
-          "--prefill", flags.prefill,
-          "Make a profile for pruning documents in mid-prefill instead: 'early' (one layer, "
-          "the heads that know best) or 'late' (pooled layers, the safest); generated "
-          "prompts are then needles of a third, two thirds and all of --length")
-      ->type_name("STYLE")
-      ->transform(OneOf("style", {"early", "late"}))
-      ->group(group);
+  CLI::Option* const prefill =
+      command
+          .add_option(
+              "--prefill", flags.prefill,
+              "Make a profile for pruning documents in mid-prefill instead: 'early' (one layer, "
+              "the heads that know best) or 'late' (a few layers, the safest); generated "
+              "prompts are then needles of a third, two thirds and all of --length")
+          ->type_name("STYLE")
+          ->transform(OneOf("style", {"early", "late"}))
+          ->group(group);
   command
       .add_option("--keep", flags.keep, "With --prefill: share of the documents' tokens that stays")
       ->type_name("SHARE")
       ->check(CLI::Range(0.01, 1.0).description(""))
       ->capture_default_str()
+      ->needs(prefill)
       ->group(group);
   command
       .add_option("--target", flags.target.kl,
@@ -426,6 +435,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
       ->type_name("KL")
       ->check(CLI::Range(1e-9, 100.0).description(""))
       ->capture_default_str()
+      ->excludes(prefill)
       ->group(group);
   command
       .add_option("--top1", flags.target.top1_agreement,
@@ -433,6 +443,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
       ->type_name("SHARE")
       ->check(CLI::Range(0.0, 1.0).description(""))
       ->capture_default_str()
+      ->excludes(prefill)
       ->group(group);
   command
       .add_option("--gates", flags.gates,
@@ -441,6 +452,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
       ->type_name("WHERE")
       ->transform(OneOf("choice", {"none", "layers", "heads"}))
       ->capture_default_str()
+      ->excludes(prefill)
       ->group(group);
   command
       .add_option("--arm", flags.arms,
@@ -449,6 +461,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
       ->type_name("ARM")
       ->expected(1)
       ->take_all()
+      ->excludes(prefill)
       ->group(group);
 }
 

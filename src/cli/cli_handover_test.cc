@@ -116,6 +116,29 @@ TEST_F(Handover, OtherModelsAndBrokenFilesAreBadInput) {
   EXPECT_EQ(RunWinnow(Reading({"--save-kv", "/no/such/folder/x.kv"})).exit_code, 4);
 }
 
+TEST_F(Handover, WhatIsThereIsNotTakenForAFile) {
+  ExpectUsageError(RunWinnow(Reading({"--save-kv", note_})), "a document of -f");
+  const std::string link = file_ + ".link";
+  fs::create_symlink(file_, link);
+  for (const std::string& path : {link, fs::path(file_).parent_path().string()}) {
+    const Finished result = RunWinnow(Reading({"--save-kv", path}));
+    EXPECT_EQ(result.exit_code, 4) << path;
+    EXPECT_THAT(result.err, HasSubstr("no plain file")) << path;
+  }
+}
+
+TEST_F(Handover, PruningIsToldAndNotContradicted) {
+  const Finished compared = RunWinnow({"compare", "-t", "1", "-m", model_, "-f", note_, "-p",
+                                       "Which?", "-n", "2", "--arm", kPrune, "--json"});
+  ASSERT_EQ(compared.exit_code, 0) << compared.err;
+  EXPECT_TRUE(json::parse(compared.out).at("arms").at(1).at("prefill").contains("pruning"));
+  ExpectUsageError(RunWinnow(Reading({"--arm", kPrune, "--chunk-tokens", "9"})),
+                   "contradicts the arm");
+  const Finished beyond = RunWinnow(Reading({"--protect", note_ + ":99999-99999"}));
+  EXPECT_EQ(beyond.exit_code, 3);
+  EXPECT_THAT(beyond.err, HasSubstr("ends before line 99999"));
+}
+
 TEST_F(Handover, ThePromptIsThatOfTheFile) {
   RunWinnow(Reading({"--save-kv", file_}));
   for (const StringList& more : {StringList{"-p", "x"},

@@ -13,6 +13,7 @@
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/prune_summary.h"
 #include "cli/signals.h"
 #include "core/byte_size.h"
 #include "core/error.h"
@@ -39,7 +40,8 @@ ordered_json Milliseconds(double seconds, bool known) {
 
 ordered_json ToJson(const ArmRun& run) {
   const RequestResult& result = run.result;
-  const PhaseLedger& prefill = result.ledger.prefill;
+  ordered_json prefill = ToJson(result.ledger.prefill);
+  if (result.ledger.pruning != nullptr) prefill["pruning"] = ToJson(*result.ledger.pruning);
   const PhaseLedger& decode = result.ledger.decode;
   return {{"arm", run.arm},
           {"arm_resolved", result.arm_resolved},
@@ -54,7 +56,7 @@ ordered_json ToJson(const ArmRun& run) {
           {"fidelity", run.fidelity ? ToJson(*run.fidelity) : ordered_json(nullptr)},
           {"ttft_ms", Milliseconds(result.ttft_seconds, !result.tokens.empty())},
           {"tpot_ms", Milliseconds(result.SecondsPerToken(), result.tokens.size() >= 2)},
-          {"prefill", ToJson(prefill)},
+          {"prefill", std::move(prefill)},
           {"decode", ToJson(decode)}};
 }
 
@@ -68,6 +70,9 @@ std::string Table(const std::vector<ArmRun>& runs) {
   for (const ArmRun& run : runs) {
     table += fmt::format("--- {}\n{}\n", run.arm, run.result.text);
     if (!run.error.empty()) table += fmt::format("(failed: {})\n", run.error);
+    if (run.result.ledger.pruning != nullptr) {
+      table += fmt::format("({})\n", PruningInWords(*run.result.ledger.pruning));
+    }
   }
   size_t width = 3;  // of the longest arm
   for (const ArmRun& run : runs) width = std::max(width, run.arm.size());

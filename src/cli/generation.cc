@@ -207,6 +207,13 @@ DocumentSet ReadDocuments(const PromptFlags& flags) {
     const LineRange range = ParseLineRange(text, set.documents);
     const bool is_read = std::ranges::any_of(
         set.documents, [&](const Document& document) { return Names(range.file, document); });
+    if (is_read && range.first > 1 &&
+        std::ranges::none_of(set.documents, [&](const Document& document) {
+          return Names(range.file, document) &&
+                 LineBegin(document.text, range.first) < std::ssize(document.text);
+        })) {
+      Throw(ErrorKind::kInput, "--protect {}: the document ends before line {}", text, range.first);
+    }
     if (is_read) continue;
     std::vector<std::string> known;
     for (const Document& document : set.documents) known.push_back(document.id);
@@ -245,11 +252,14 @@ std::string ReadChatTemplate(const PromptFlags& flags) {
 PromptOptions ToPromptOptions(const PromptFlags& flags, const std::vector<Document>& documents,
                               const std::vector<std::string>& arms) {
   PromptOptions options{.system = flags.system, .chat_template = !flags.no_chat_template};
-  if (flags.chunk_tokens > 0) {
-    options.chunk_tokens = flags.chunk_tokens;
-  } else if (const int of_arms = ArmChunkTokens(arms); of_arms > 0) {
-    options.chunk_tokens = of_arms;
+  const int of_arms = ArmChunkTokens(arms);
+  if (flags.chunk_tokens > 0 && of_arms > 0 && flags.chunk_tokens != of_arms) {
+    Throw(ErrorKind::kUsage,
+          "--chunk-tokens {} contradicts the arm, which prunes chunks of {}: give the arm chunk={}",
+          flags.chunk_tokens, of_arms, flags.chunk_tokens);
   }
+  if (flags.chunk_tokens > 0) options.chunk_tokens = flags.chunk_tokens;
+  if (of_arms > 0) options.chunk_tokens = of_arms;
   for (const std::string& text : flags.protect) {
     const LineRange range = ParseLineRange(text, documents);
     for (const Document& document : documents) {

@@ -60,21 +60,24 @@ std::vector<DocumentUse> UseOfDocuments(const Prompt& prompt, int64_t first_toke
   return uses;
 }
 
+std::string PruningInWords(const PruneLedger& pruning) {
+  const PrefillAccount& policy = pruning.policy;
+  if (policy.outcome != PruneOutcome::kPruned) {
+    return fmt::format("nothing was dropped: {}", policy.reason);
+  }
+  std::string text = fmt::format(
+      "pruned after layer {}: of {} tokens that might go {} were dropped", pruning.applied_layer,
+      FormatCount(policy.candidate_tokens), FormatCount(policy.removed_tokens));
+  if (pruning.resumed_tokens > 0) {
+    text += fmt::format(" (chosen anew for this question; {} tokens restored from layer {})",
+                        FormatCount(pruning.resumed_tokens), pruning.resumed_layers);
+  }
+  return text;
+}
+
 std::string FormatPruning(const PruneLedger& pruning, const std::vector<DocumentUse>& documents) {
   const PrefillAccount& policy = pruning.policy;
-  std::string text;
-  if (policy.outcome == PruneOutcome::kPruned) {
-    text = fmt::format("pruned after layer {}: {} of the documents' {} tokens dropped",
-                       pruning.applied_layer, FormatCount(policy.removed_tokens),
-                       FormatCount(policy.candidate_tokens));
-    if (pruning.resumed_tokens > 0) {
-      text += fmt::format(" (chosen anew for this question; {} tokens restored from layer {})",
-                          FormatCount(pruning.resumed_tokens), pruning.resumed_layers);
-    }
-    text += '\n';
-  } else {
-    text = fmt::format("nothing was dropped: {}\n", policy.reason);
-  }
+  std::string text = PruningInWords(pruning) + "\n";
   std::vector<DocumentUse> listed = documents;
   std::stable_sort(listed.begin(), listed.end(), [](const DocumentUse& a, const DocumentUse& b) {
     return a.tokens - a.kept > b.tokens - b.kept;

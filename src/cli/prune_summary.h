@@ -23,6 +23,9 @@ struct DocumentUse {
 std::vector<DocumentUse> UseOfDocuments(const Prompt& prompt, int64_t first_token,
                                         const PruneLedger* pruning);
 
+// What was dropped, or why nothing was: a phrase, without a full stop.
+std::string PruningInWords(const PruneLedger& pruning);
+
 // A line on what was dropped, or why nothing was, a bar for each document, and what the audit says.
 std::string FormatPruning(const PruneLedger& pruning, const std::vector<DocumentUse>& documents);
 

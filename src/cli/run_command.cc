@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <new>
 #include <utility>
 
@@ -42,6 +43,12 @@ void CheckKvFiles(const RunFlags& flags) {
   if (!flags.save_kv.empty() && flags.generation.max_tokens > 0) {
     Throw(ErrorKind::kUsage,
           "--save-kv ends with the first token: -n is for the command that goes on with --load-kv");
+  }
+  for (const std::string& file : flags.prompt.files) {
+    std::error_code error;  // there may be no such file yet
+    if (!flags.save_kv.empty() && std::filesystem::equivalent(flags.save_kv, file, error)) {
+      Throw(ErrorKind::kUsage, "--save-kv {}: that is a document of -f", flags.save_kv);
+    }
   }
   if (flags.load_kv.empty()) return;
   const PromptFlags& prompt = flags.prompt;

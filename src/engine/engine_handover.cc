@@ -20,10 +20,17 @@ namespace winnow {
 namespace {
 
 // Before a long prompt is read for nothing.
-void CheckFolder(const std::string& path) {
+void CheckTarget(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return;
-  Throw(ErrorKind::kResource, "cannot write {}: its folder: {}", path, std::strerror(errno));
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) {
+    Throw(ErrorKind::kResource, "cannot write {}: its folder: {}", path, std::strerror(errno));
+  }
+  // The file takes the name of what is there: never that of a device, a pipe, a link or a folder.
+  std::error_code error;
+  const std::filesystem::file_status there = std::filesystem::symlink_status(path, error);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    Throw(ErrorKind::kResource, "cannot write {}: it is there, and no plain file", path);
+  }
 }
 
 void RefuseForLoaded(const Request& request) {
@@ -60,7 +67,7 @@ std::optional<HandoverNote> Engine::Impl::PrepareHandover(Request* request) {
     return note;
   }
   if (!request->save_kv.empty()) {
-    CheckFolder(request->save_kv);
+    CheckTarget(request->save_kv);
     ModelHash();  // now, so that its time is not the transfer's
     request->max_new_tokens = 1;
   }
