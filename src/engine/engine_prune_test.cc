@@ -137,6 +137,7 @@ TEST_F(PruningEngine, OthersInTheBatchGoOnUndisturbed) {
   early.replace(early.find("layers=2"), 8, "layers=1");
   const std::string arms[] = {"dense", kPrune, early};
   std::vector<Answer> alone;
+  alone.reserve(3);
   for (int i = 0; i < 3; ++i) alone.push_back(Ask(NewEngine().get(), prompts[i], arms[i]));
   const auto engine = NewEngine();
   Answer together[3];
