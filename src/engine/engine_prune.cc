@@ -6,21 +6,25 @@
 #include "ops/observer_rows.h"
 #include "ops/page_planes.h"
 #include "policy/arm.h"
+#include "policy/prefill/chunks.h"
 
 namespace winnow {
 namespace {
 
-// Tokens [begin, end) of the chunks that may be dropped: those of documents that not every layer
-// has adopted already.
-std::vector<std::pair<int64_t, int64_t>> Candidates(const std::vector<Span>& spans,
-                                                    int64_t first_token) {
-  std::vector<std::pair<int64_t, int64_t>> chunks;
+// Of the documents' chunks those that may be dropped: none that protection touches, which is of the
+// sinks, of pinned chunks, and of tokens that every layer has adopted already.
+ProtectedChunks Candidates(const std::vector<Span>& spans, int64_t n_prompt, int64_t n_sinks,
+                           int64_t n_reused) {
+  std::vector<int32_t> chunk_of(n_prompt, -1);
+  std::vector<uint8_t> is_protected(n_prompt, 0);
+  std::fill_n(is_protected.begin(), std::max(n_sinks, n_reused), 1);
+  int32_t n_chunks = 0;
   for (const Span& span : spans) {
-    if (span.kind == SpanKind::kChunk && !span.pinned && span.begin >= first_token) {
-      chunks.emplace_back(span.begin, span.end);
-    }
+    if (span.kind != SpanKind::kChunk) continue;
+    std::fill(chunk_of.begin() + span.begin, chunk_of.begin() + span.end, n_chunks++);
+    if (span.pinned) is_protected[span.begin] = 1;
   }
-  return chunks;
+  return ProtectChunks(chunk_of, is_protected);
 }
 
 // Everything after the last document: the question, and where the template has the assistant speak.
@@ -54,22 +58,16 @@ EnginePruner* Engine::Impl::PrunerOf(const Arm& arm) {
 // Nothing of the prompt has been computed yet; its first n_reused tokens are resident.
 void Engine::Impl::StartPruning(Sequence* sequence) {
   Sequence& s = *sequence;
-  std::vector<std::pair<int64_t, int64_t>> chunks = Candidates(s.request.spans, s.n_reused);
+  const PruneParams& params = s.pruner->policy->params;
   PruneProblem problem{.query_heads = config.query_heads, .kv_heads = config.kv_heads};
-  problem.chunk_of.assign(s.n_prompt(), -1);
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const auto [begin, end] = chunks[i];
-    std::fill(problem.chunk_of.begin() + begin, problem.chunk_of.begin() + end,
-              static_cast<int32_t>(i));
-    problem.chunk_tokens.push_back(end - begin);
-  }
+  problem.n_sinks = std::min(params.sinks, s.n_prompt());
+  ProtectedChunks chunks = Candidates(s.request.spans, s.n_prompt(), problem.n_sinks, s.n_reused);
+  problem.chunk_of = std::move(chunks.chunk_of);
+  problem.chunk_tokens = std::move(chunks.chunk_tokens);
   problem.observers = Observers(s.request.spans, s.n_prompt());
   std::erase_if(problem.observers, [&](int64_t token) { return token < s.n_reused; });
-  const PruneParams& params = s.pruner->policy->params;
-  problem.n_sinks = std::min(params.sinks, chunks.empty() ? s.n_prompt() : chunks.front().first);
   problem.first_proposal = std::max<int64_t>(0, problem.n_observers() - params.observers);
   s.pruning = std::make_unique<SequencePruning>(
-      std::move(chunks),
       s.pruner->policy->NewRun(std::move(problem), s.pruner->profile,
                                {.keep_tables = s.request.keep_tables}),
       config.query_heads, config.head_dim);
@@ -137,13 +135,11 @@ void Engine::Impl::ObserveLayer(Sequence* sequence) {
   pruning.queries.NextLayer();
   if (pruning.decision.removed.empty()) return;
 
-  std::vector<uint8_t> removed(problem.n_chunks());
-  for (const int32_t chunk : pruning.decision.removed) removed[chunk] = 1;
   output_norms.Resize(2 * n_rows);
   const ObserverOutputs outputs{
       .norm = {output_norms.data(), {config.query_heads, problem.n_observers()}},
       .change = {output_norms.data() + n_rows, {config.query_heads, problem.n_observers()}}};
-  MeasureRemoval(*threads, params, removed, outputs);
+  MeasureRemoval(*threads, params, pruning.RemovedMask(), outputs);
   const auto mean = [&](const double* row) {
     return std::accumulate(row, row + problem.n_observers(), 0.0) /
            static_cast<double>(problem.n_observers());
@@ -174,11 +170,7 @@ void Engine::Impl::Remove(Sequence* sequence) {
   Sequence& s = *sequence;
   SequencePruning& pruning = *s.pruning;
   if (!s.pruner->policy->params.drop_kv && parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
-  std::vector<bool> removed(pruning.chunks.size());
-  for (const int32_t chunk : pruning.decision.removed) removed[chunk] = true;
-  for (int64_t token = 0; token < s.n_prompt(); ++token) {
-    const int32_t chunk = pruning.run->problem().chunk_of[token];
-    if (chunk >= 0 && removed[chunk]) continue;
+  for (const int64_t token : RetainedPositions(pruning.run->problem(), pruning.RemovedMask())) {
     const auto row = std::ssize(s.rows);
     if (token >= s.n_reused && row < token) {
       std::copy_n(s.hidden.data() + (token - s.n_reused) * config.hidden, config.hidden,

@@ -197,6 +197,16 @@ TEST_F(PruningEngine, PinnedChunksStay) {
   }
 }
 
+TEST_F(PruningEngine, AChunkWithASinkStays) {
+  const DocumentPrompt prompt = MakePrompt(9);
+  const Answer answer =
+      Ask(NewEngine().get(), prompt, kPrune + ",sinks=" + std::to_string(kSystem + 1));
+  ASSERT_EQ(Pruning(answer).policy.outcome, PruneOutcome::kPruned);
+  EXPECT_EQ(Pruning(answer).policy.chunks.front().first, kSystem + kChunk);
+  const Answer all = Ask(NewEngine().get(), prompt, kPrune + ",sinks=100000");
+  EXPECT_EQ(Pruning(all).policy.outcome, PruneOutcome::kNoCandidates);
+}
+
 TEST_F(PruningEngine, DroppedKeysLeaveTheLayersBelowToo) {
   const DocumentPrompt prompt = MakePrompt(10);
   const Answer keep = Ask(NewEngine().get(), prompt, kPrune);

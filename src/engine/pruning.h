@@ -20,11 +20,8 @@ struct EnginePruner {
 };
 
 struct SequencePruning {
-  SequencePruning(std::vector<std::pair<int64_t, int64_t>> chunks_in,
-                  std::unique_ptr<PruneRun> run_in, int query_heads, int head_dim)
-      : chunks(std::move(chunks_in)),
-        run(std::move(run_in)),
-        queries(run->problem().observers, query_heads, head_dim) {}
+  SequencePruning(std::unique_ptr<PruneRun> run_in, int query_heads, int head_dim)
+      : run(std::move(run_in)), queries(run->problem().observers, query_heads, head_dim) {}
 
   bool Monitors(int layer) const {  // from 1
     const std::vector<int>& layers = run->MonitoredLayers();
@@ -32,7 +29,13 @@ struct SequencePruning {
            std::find(layers.begin(), layers.end(), layer) != layers.end();
   }
 
-  std::vector<std::pair<int64_t, int64_t>> chunks;  // tokens [begin, end) of each candidate
+  // [k]: 1 for chunks that the last decision drops.
+  std::vector<uint8_t> RemovedMask() const {
+    std::vector<uint8_t> mask(run->problem().n_chunks());
+    for (const int32_t chunk : decision.removed) mask[chunk] = 1;
+    return mask;
+  }
+
   std::unique_ptr<PruneRun> run;
   ObserverQueries queries;
   PruneDecision decision;  // the last one
