@@ -44,12 +44,6 @@ bool Keeps(const ObservedPrompt& prompt, const std::vector<int32_t>& removed) {
   });
 }
 
-int64_t TargetSaving(const PruneProblem& problem, double keep) {
-  const int64_t n =
-      std::accumulate(problem.chunk_tokens.begin(), problem.chunk_tokens.end(), int64_t{0});
-  return n - static_cast<int64_t>(keep * static_cast<double>(n));
-}
-
 // What a layer would drop without limits, with these weights of its heads.
 class Dropper {
  public:
@@ -63,12 +57,13 @@ class Dropper {
                          const std::vector<double>& weights) const {
     const LayerObservation seen = prompt.Observation(layer);
     const std::vector<double> no_limit(prompt.problem.query_heads, 2.0);
-    return ProposeRemoval(prompt.problem, seen.mean_attention, seen.chunk_mass, *proposer_,
-                          {.score = score_,
-                           .head_weights = weights,
-                           .eps = no_limit,
-                           .min_chunks = 1,
-                           .target_saving = TargetSaving(prompt.problem, keep_)});
+    return ProposeRemoval(
+        prompt.problem, seen.mean_attention, seen.chunk_mass, *proposer_,
+        {.score = score_,
+         .head_weights = weights,
+         .eps = no_limit,
+         .min_chunks = 1,
+         .target_saving = PruneParams{}.TargetSaving(prompt.problem.n_candidate_tokens(), keep_)});
   }
 
  private:
@@ -116,6 +111,7 @@ struct Monitored {
   size_t index = 0;  // into ObservedPrompt::layers
   std::vector<double> weights;
   Quality quality;
+  double pooled_recall = 0;  // of all heads alike
 };
 
 // The heads of one layer that find most together: all of them alike, as in the paper, or the best
@@ -125,6 +121,7 @@ Monitored BestHeads(const std::vector<ObservedPrompt>& prompts, size_t layer,
   const int n_heads = prompts.front().problem.query_heads;
   Monitored best{layer, std::vector<double>(n_heads, 1.0)};
   best.quality = Judge(prompts, layer, best.weights, dropper);
+  best.pooled_recall = best.quality.recall;
   std::vector<double> pool(n_heads, 0.0);
   Quality pool_quality{-1, 2};
   for (size_t n = 0; n < kMostHeads; ++n) {
@@ -141,7 +138,7 @@ Monitored BestHeads(const std::vector<ObservedPrompt>& prompts, size_t layer,
     if (!better.has_value()) break;
     pool = *std::move(better);
   }
-  if (pool_quality > best.quality) best = {layer, pool, pool_quality};
+  if (pool_quality > best.quality) best = {layer, pool, pool_quality, best.pooled_recall};
   return best;
 }
 
@@ -290,10 +287,9 @@ PruneCalibration CalibratePruning(const std::vector<ObservedPrompt>& prompts, in
   for (size_t i = 0; i < prompts.front().layers.size(); ++i) {
     const int number = prompts.front().layers[i].number;
     if (number < options.first_layer || number > options.last_layer) continue;
-    const std::vector<double> alike(problem.query_heads, 1.0);
     layers.push_back(BestHeads(prompts, i, dropper));
     result.layers.push_back({.layer = number,
-                             .pooled = Judge(prompts, i, alike, dropper).recall,
+                             .pooled = layers.back().pooled_recall,
                              .head_weights = layers.back().weights,
                              .best = layers.back().quality.recall,
                              .best_needed = layers.back().quality.needed});

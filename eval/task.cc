@@ -12,8 +12,9 @@ namespace winnow {
 
 const std::vector<Task>& AllTasks() {
   static const std::vector<Task> kTasks = {
-      {"needle", "one number hidden in book text", true, &MakeNeedle},
-      {"multikey", "four numbers hidden in book text, one asked for", true, &MakeMultikeyNeedle},
+      {"needle", "one number hidden in book text", true, &MakeNeedle, true},
+      {"multikey", "four numbers hidden in book text, one asked for", true, &MakeMultikeyNeedle,
+       true},
       {"variables", "all names of a value, through a chain of assignments", false,
        &MakeVariableTracking},
       {"frequent", "the three most frequent made-up words of a list", false, &MakeFrequentWords},

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "cli/calibrate_prefill.h"
 #include "cli/generation.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/user_cache.h"
 #include "core/error.h"
@@ -75,10 +77,12 @@ Halves ReadHalves(const std::vector<std::string>& paths) {
   return {Book(first), Book(second)};
 }
 
+// With --prefill only those that say where the answer stands.
 std::vector<const Task*> ChooseTasks(const CalibrateFlags& flags) {
   std::vector<const Task*> tasks;
   if (flags.no_generated) return tasks;
   for (const Task& task : AllTasks()) {
+    if (!flags.prefill.empty() && !task.names_evidence) continue;
     if (!task.needs_text || !flags.text.empty()) tasks.push_back(&task);
   }
   return tasks;
@@ -139,17 +143,13 @@ uint64_t PoolBytes(const CalibrateFlags& flags, const ModelConfig& config,
 // On a terminal one line that changes, and one that stays for each arm tried.
 class Progress {
  public:
-  explicit Progress(bool enabled) : enabled_(enabled), terminal_(isatty(STDERR_FILENO) == 1) {}
+  explicit Progress(bool enabled) : enabled_(enabled), line_(enabled) {}
   using Clock = std::chrono::steady_clock;
-  ~Progress() { Wipe(); }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
 
   void Work(const std::string& what) {
-    if (!enabled_ || !terminal_) return;
     const auto seconds =
         std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start_).count();
-    WriteError(fmt::format("\r\x1b[K{}:{:02} {}", seconds / 60, seconds % 60,
+    line_.Show(fmt::format("{}:{:02} {}", seconds / 60, seconds % 60,
                            EscapeControls(what).substr(0, 100)));
   }
   void Tried(const Trial& trial) {
@@ -160,13 +160,11 @@ class Progress {
                                 trial.figures.kl, trial.figures.top1_agreement,
                                 trial.met ? "met" : "missed", trial.arm));
   }
-  void Wipe() const {
-    if (enabled_ && terminal_) WriteError("\r\x1b[K");
-  }
+  void Wipe() const { line_.Show(""); }
 
  private:
   bool enabled_;
-  bool terminal_;
+  ChangingLine line_;
   Clock::time_point start_ = Clock::now();
 };
 
@@ -288,15 +286,15 @@ ordered_json ResultJson(const CalibrationResult& result, const ModelProfile& pro
           {"tried", std::move(tried)}};
 }
 
-// Prompts of a third, two thirds and all of the length, of tasks that name their evidence.
+// Prompts of a third, two thirds and all of the length.
 std::vector<EvalSample> PrefillSamples(const CalibrateFlags& flags, TaskInput input) {
   std::vector<EvalSample> samples;
   const int64_t length = input.length;
   for (const int64_t third : {1, 2, 3}) {
     input.length = third * length / 3;
-    for (EvalSample& sample : Generate(ChooseTasks(flags), input, flags.samples)) {
-      if (!sample.evidence.empty()) samples.push_back(std::move(sample));
-    }
+    std::vector<EvalSample> made = Generate(ChooseTasks(flags), input, flags.samples);
+    samples.insert(samples.end(), std::make_move_iterator(made.begin()),
+                   std::make_move_iterator(made.end()));
   }
   return samples;
 }

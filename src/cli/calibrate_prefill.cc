@@ -1,12 +1,12 @@
 #include "cli/calibrate_prefill.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/user_cache.h"
 #include "core/error.h"
@@ -85,7 +85,7 @@ int CalibratePrefill(const LoadedModel& loaded, const PrefillCalibration& calibr
   }
   const int n_layers = loaded.backbone->config().n_layers;
   const PruneCalibrationOptions options = OptionsOf(calibration, n_layers);
-  const bool terminal = !calibration.quiet && isatty(STDERR_FILENO) == 1;
+  const ChangingLine line(!calibration.quiet);
   const auto n_all = calibration.calibrate.size() + calibration.test.size();
   int64_t n_before = 0;
   const InterruptScope interrupts;
@@ -93,8 +93,7 @@ int CalibratePrefill(const LoadedModel& loaded, const PrefillCalibration& calibr
       .should_stop = [&] { return interrupts.Pending() != 0; },
       .on_done =
           [&](int64_t done) {
-            if (terminal)
-              WriteError(fmt::format("\r\x1b[Kread {} of {} prompts", n_before + done, n_all));
+            line.Show(fmt::format("read {} of {} prompts", n_before + done, n_all));
           }};
   const auto observe = [&](const std::vector<EvalSample>& samples) {
     auto prompts = ObservePrompts(loaded.engine.get(), samples, options.last_layer, hooks);
@@ -103,7 +102,7 @@ int CalibratePrefill(const LoadedModel& loaded, const PrefillCalibration& calibr
   };
   const auto prompts = observe(calibration.calibrate);
   const auto test_prompts = prompts ? observe(calibration.test) : std::nullopt;
-  if (terminal) WriteError("\r\x1b[K");
+  line.Show("");
   if (!test_prompts) {
     Warn("stopped: no profile was written");
     return 128 + interrupts.Pending();

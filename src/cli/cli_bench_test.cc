@@ -19,6 +19,7 @@ using ::winnow::testing::ChildProcess;
 using ::winnow::testing::ErrorStream;
 using ::winnow::testing::ExpectUsageError;
 using ::winnow::testing::Finished;
+using ::winnow::testing::ReadAll;
 using ::winnow::testing::RunWinnow;
 using ::winnow::testing::WriteFile;
 using Args = std::vector<std::string>;
@@ -38,11 +39,6 @@ Args Sweep(const std::string& list, const Args& more = {}) {
                "1024,2048"};
   args.insert(args.end(), more.begin(), more.end());
   return args;
-}
-
-std::string ReadAll(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 TEST(BenchSweep, WrongFlagsAreRefused) {

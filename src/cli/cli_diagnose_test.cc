@@ -19,6 +19,7 @@ using ::testing::StartsWith;
 using ::winnow::testing::ExpectUsageError;
 using ::winnow::testing::Finished;
 using ::winnow::testing::Prose;
+using ::winnow::testing::ReadAll;
 using ::winnow::testing::RunWinnow;
 using ::winnow::testing::TinyModel;
 using ::winnow::testing::WithModel;
@@ -29,11 +30,6 @@ Finished Diagnose(const std::vector<std::string>& more) {
   std::vector<std::string> args = {"diagnose", "-m", kModel, "-t", "1"};
   args.insert(args.end(), more.begin(), more.end());
   return RunWinnow(args);
-}
-
-std::string ReadAll(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 TEST(DiagnoseCommand, WrongFlagsAreRefusedBeforeTheModelIsLoaded) {

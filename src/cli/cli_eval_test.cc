@@ -20,6 +20,7 @@ using ::winnow::testing::ExpectUsageError;
 using ::winnow::testing::Finished;
 using ::winnow::testing::JsonLines;
 using ::winnow::testing::Prose;
+using ::winnow::testing::ReadAll;
 using ::winnow::testing::RunWinnow;
 using ::winnow::testing::TinyModel;
 using ::winnow::testing::WithModel;
@@ -33,11 +34,6 @@ std::vector<std::string> Tiny(const std::string& command, const std::vector<std:
 }
 
 Finished Eval(const std::vector<std::string>& more) { return RunWinnow(Tiny("eval", more)); }
-
-std::string ReadAll(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 TEST(EvalCommand, WrongFlagsAreRefusedBeforeTheModelIsLoaded) {
   ExpectUsageError(RunWinnow({"eval", "-m", "/no/such", "--task", "neadle"}),

@@ -16,6 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::winnow::testing::DefaultModelPath;
 using ::winnow::testing::Finished;
+using ::winnow::testing::ReadAll;
 using ::winnow::testing::RunWinnow;
 using ::winnow::testing::TinyModel;
 using ::winnow::testing::WithModel;
@@ -24,8 +25,7 @@ using ::winnow::testing::WriteFile;
 // A copy of the file with `bytes` in place of those that begin `skip` bytes behind `mark`.
 std::string Patched(const std::string& path, const std::string& name, const std::string& mark,
                     size_t skip, const std::string& bytes) {
-  std::ifstream in(path, std::ios::binary);
-  std::string file{std::istreambuf_iterator<char>(in), {}};
+  std::string file = ReadAll(path);
   const size_t at = file.find(mark);
   EXPECT_NE(at, std::string::npos);
   file.replace(at + mark.size() + skip, bytes.size(), bytes);

@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/prune_summary.h"
+#include "cli/run_record.h"
 #include "cli/signals.h"
 #include "core/byte_size.h"
 #include "core/error.h"
@@ -40,8 +41,6 @@ ordered_json Milliseconds(double seconds, bool known) {
 
 ordered_json ToJson(const ArmRun& run) {
   const RequestResult& result = run.result;
-  ordered_json prefill = ToJson(result.ledger.prefill);
-  if (result.ledger.pruning != nullptr) prefill["pruning"] = ToJson(*result.ledger.pruning);
   const PhaseLedger& decode = result.ledger.decode;
   return {{"arm", run.arm},
           {"arm_resolved", result.arm_resolved},
@@ -56,7 +55,7 @@ ordered_json ToJson(const ArmRun& run) {
           {"fidelity", run.fidelity ? ToJson(*run.fidelity) : ordered_json(nullptr)},
           {"ttft_ms", Milliseconds(result.ttft_seconds, !result.tokens.empty())},
           {"tpot_ms", Milliseconds(result.SecondsPerToken(), result.tokens.size() >= 2)},
-          {"prefill", std::move(prefill)},
+          {"prefill", PrefillJson(result.ledger)},
           {"decode", ToJson(decode)}};
 }
 

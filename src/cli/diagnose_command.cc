@@ -1,7 +1,6 @@
 #include "cli/diagnose_command.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -92,17 +91,11 @@ std::string Summary(const DiagnosisRun& run, const DiagnosisOptions& options) {
   return text + "\n" + DiagnosisTable(run, options);
 }
 
-// Progress while figures are taken: a line on a terminal that changes.
-void ShowPosition(bool enabled, ProgressBar& progress, int64_t position, int64_t total) {
-  progress.Clear();
-  if (!enabled || isatty(STDERR_FILENO) != 1) return;
-  WriteError(fmt::format("\r\x1b[Kdecode step {} of {}", position + 1, total));
-}
-
 std::optional<DiagnosisRun> RunShown(const DiagnoseFlags& flags, const LoadedModel& loaded,
                                      const Prompt& prompt, const DiagnosisOptions& options,
                                      int* signal) {
   ProgressBar progress(!flags.quiet);
+  const ChangingLine line(!flags.quiet);
   const InterruptScope interrupts;
   std::optional<DiagnosisRun> run =
       RunDiagnosis(loaded.engine.get(), loaded.pool.get(), loaded.backbone->config(), prompt.tokens,
@@ -111,9 +104,9 @@ std::optional<DiagnosisRun> RunShown(const DiagnoseFlags& flags, const LoadedMod
                     .on_prefill = [&](const PrefillProgress& p) { progress.Update(p); },
                     .on_position =
                         [&](int64_t position, int64_t total) {
-                          ShowPosition(!flags.quiet, progress, position, total);
+                          progress.Clear();
+                          line.Show(fmt::format("decode step {} of {}", position + 1, total));
                         }});
-  if (!flags.quiet && isatty(STDERR_FILENO) == 1) WriteError("\r\x1b[K");
   *signal = interrupts.Pending();
   return run;
 }

@@ -34,6 +34,11 @@ inline std::string WriteFile(const std::string& name, const std::string& content
   return path.string();
 }
 
+inline std::string ReadAll(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 inline std::string TinyModel(const std::string& name, const TinyGguf& options) {
   std::string path = WriteFile(name, "");
   WriteTinyGguf(path, options);

@@ -55,24 +55,6 @@ ordered_json PeerJson(const PeerRecord& peer) {
           {"buffer_bytes", peer.buffer_bytes}};
 }
 
-// The pruning's record is a part of what prefill did.
-ordered_json PrefillJson(const RequestLedger& ledger, LedgerDetail detail) {
-  ordered_json json = ToJson(ledger.prefill, detail);
-  if (ledger.pruning != nullptr) json["pruning"] = ToJson(*ledger.pruning, detail);
-  return json;
-}
-
-ordered_json KvFileJson(const KvTransfer& t) {
-  return {{"path", t.path},
-          {"pages", t.pages},
-          {"payload_bytes", t.payload_bytes},
-          {"scale_bytes", t.scale_bytes},
-          {"metadata_bytes", t.metadata_bytes},
-          {"payload_formula_bytes", t.formula_bytes},
-          {"payload_unpruned_bytes", t.unpruned_bytes},
-          {"seconds", t.seconds}};
-}
-
 struct Row {
   std::string name;
   std::string ours;
@@ -149,6 +131,23 @@ std::string KvFileLine(const KvTransfer& t) {
 }
 
 }  // namespace
+
+ordered_json PrefillJson(const RequestLedger& ledger, LedgerDetail detail) {
+  ordered_json json = ToJson(ledger.prefill, detail);
+  if (ledger.pruning != nullptr) json["pruning"] = ToJson(*ledger.pruning, detail);
+  return json;
+}
+
+ordered_json KvFileJson(const KvTransfer& t) {
+  return {{"path", t.path},
+          {"pages", t.pages},
+          {"payload_bytes", t.payload_bytes},
+          {"scale_bytes", t.scale_bytes},
+          {"metadata_bytes", t.metadata_bytes},
+          {"payload_formula_bytes", t.formula_bytes},
+          {"payload_unpruned_bytes", t.unpruned_bytes},
+          {"seconds", t.seconds}};
+}
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result) {

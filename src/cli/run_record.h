@@ -47,6 +47,10 @@ struct RunRecord {
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,
                      RequestResult result);
 
+// What prefill did, and the record of pruning in it where the arm prunes.
+nlohmann::ordered_json PrefillJson(const RequestLedger& ledger,
+                                   LedgerDetail detail = LedgerDetail::kSummary);
+
 // Schema winnow.run/1, without "schema" itself (a chat's turn holds the same keys).
 nlohmann::ordered_json ToJson(const RunRecord& record,
                               LedgerDetail detail = LedgerDetail::kSummary);

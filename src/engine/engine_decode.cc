@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "core/error.h"
@@ -121,24 +123,25 @@ void Engine::Impl::AddToken(Sequence* sequence, TokenId token) {
   s.last_token = Clock::now();
   if (s.generated.size() == 1) s.first_token = s.last_token;
   if (!s.request.save_kv.empty()) SavePages(sequence);
+  const std::optional<FinishReason> reason = ShowToken(sequence, token);
+  if (s.generated.size() == 1 && s.pruning != nullptr) FinishPruning(sequence);
+  if (reason.has_value()) Finish(sequence, *reason);
+}
 
+// Its text goes to whoever listens. Why the answer ends with it, if it does.
+std::optional<FinishReason> Engine::Impl::ShowToken(Sequence* sequence, TokenId token) {
+  Sequence& s = *sequence;
   if (tokenizer != nullptr) {
     if (!s.request.ignore_end_tokens && tokenizer->IsEndOfGeneration(token)) {
-      Finish(sequence, FinishReason::kEndToken);
-      return;
+      return FinishReason::kEndToken;
     }
     const std::string text = s.stream.Push(tokenizer->Piece(token));
     if (!text.empty() && s.request.on_text) s.request.on_text(text);
-    if (s.stream.stopped()) {
-      Finish(sequence, FinishReason::kStopString);
-      return;
-    }
+    if (s.stream.stopped()) return FinishReason::kStopString;
   }
-  if (static_cast<int64_t>(s.generated.size()) >= s.request.max_new_tokens) {
-    Finish(sequence, FinishReason::kMaxTokens);
-  } else if (s.n_stored() >= context_tokens) {
-    Finish(sequence, FinishReason::kContextFull);
-  }
+  if (std::ssize(s.generated) >= s.request.max_new_tokens) return FinishReason::kMaxTokens;
+  if (s.n_stored() >= context_tokens) return FinishReason::kContextFull;
+  return std::nullopt;
 }
 
 }  // namespace winnow

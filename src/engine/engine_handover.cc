@@ -44,7 +44,7 @@ void RefuseForLoaded(const Request& request) {
   refuse(!request.save_kv.empty(), "it is not saved again");
   refuse(!request.forced_tokens.empty(), "its first token cannot be forced");
   refuse(request.watches_prompt(), "there is no prefill to watch");
-  refuse(MakePrefillPolicy(request.arm) != nullptr,
+  refuse(ParseArm(request.arm).prefill_fingerprint != 0,
          "the arm cannot prune it (the one that wrote the file can)");
 }
 
@@ -77,14 +77,13 @@ std::optional<HandoverNote> Engine::Impl::PrepareHandover(Request* request) {
 // The first token was drawn; what is stored is the prompt's.
 void Engine::Impl::SavePages(Sequence* sequence) {
   Sequence& s = *sequence;
-  const PruneLedger* pruned = s.ledger.pruning.get();
+  const int pruned_layer = s.pruning == nullptr ? 0 : s.pruning->record.applied_layer;
   const HandoverNote note = {.first_token = s.generated.front(),
                              .arm = s.arm.resolved,
                              .dense_tokens = std::min({s.n_prompt(), s.n_whole, s.sparse_from}),
-                             .pruned_layer = pruned == nullptr ? 0 : pruned->applied_layer,
+                             .pruned_layer = pruned_layer,
                              .kept_tokens = s.status.n_prompt,
-                             .drop_kv = pruned != nullptr && pruned->applied_layer > 0 &&
-                                        s.pruner->policy->params.drop_kv};
+                             .drop_kv = pruned_layer > 0 && s.pruner->policy->params.drop_kv};
   const Clock::time_point start = Clock::now();
   const KvFileBytes bytes =
       SaveKvFile(s.request.save_kv, s.kv,

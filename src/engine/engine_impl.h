@@ -69,6 +69,7 @@ struct Engine::Impl {
   void DecodeBatch(const std::vector<Sequence*>& batch);
   void TakeToken(Sequence* sequence, std::span<const float> row_logits);
   void AddToken(Sequence* sequence, TokenId token);
+  std::optional<FinishReason> ShowToken(Sequence* sequence, TokenId token);
 
   // engine_handover.cc
   const Hash128& ModelHash();  // zero: the model is not from a file

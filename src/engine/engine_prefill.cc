@@ -125,7 +125,6 @@ void Engine::Impl::EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t e
 void Engine::Impl::FinishPrefill(Sequence* sequence) {
   Sequence& s = *sequence;
   s.ledger.prefill.tokens = s.n_prompt() - s.n_reused;
-  if (s.pruning != nullptr) FinishPruning(sequence);
   RememberPrefix(sequence, s.n_prompt());
   logits.Resize(config.vocabulary);
   const float* last = s.hidden.data() + (s.status.n_prompt - 1 - s.n_reused) * config.hidden;

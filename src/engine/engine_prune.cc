@@ -7,6 +7,7 @@
 #include "ops/page_planes.h"
 #include "policy/arm.h"
 #include "policy/prefill/chunks.h"
+#include "policy/prefill/constraint_row.h"
 
 namespace winnow {
 namespace {
@@ -41,9 +42,9 @@ std::vector<int64_t> Observers(const std::vector<Span>& spans, int64_t n_prompt)
 }  // namespace
 
 EnginePruner* Engine::Impl::PrunerOf(const Arm& arm) {
+  if (arm.prefill_fingerprint == 0) return nullptr;
   if (const auto known = pruners.find(arm.resolved); known != pruners.end()) return &known->second;
   std::unique_ptr<PrefillPolicy> policy = MakePrefillPolicy(arm.text);
-  if (policy == nullptr) return nullptr;
   PruneModel model{
       .n_layers = config.n_layers, .query_heads = config.query_heads, .kv_heads = config.kv_heads};
   if (!options.model_path.empty()) model.hash = ModelHash().Hex();
@@ -139,7 +140,8 @@ void Engine::Impl::ObserveLayer(Sequence* sequence) {
   const ObserverOutputs outputs{
       .norm = {output_norms.data(), {config.query_heads, problem.n_observers()}},
       .change = {output_norms.data() + n_rows, {config.query_heads, problem.n_observers()}}};
-  MeasureRemoval(*threads, params, pruning.RemovedMask(), outputs);
+  MeasureRemoval(*threads, params, RemovalFlags(pruning.decision.removed, problem.n_chunks()),
+                 outputs);
   const auto mean = [&](const double* row) {
     return std::accumulate(row, row + problem.n_observers(), 0.0) /
            static_cast<double>(problem.n_observers());
@@ -170,7 +172,9 @@ void Engine::Impl::Remove(Sequence* sequence) {
   Sequence& s = *sequence;
   SequencePruning& pruning = *s.pruning;
   if (!s.pruner->policy->params.drop_kv && parked.Fits(s.n_prompt() - s.n_reused)) Park(sequence);
-  for (const int64_t token : RetainedPositions(pruning.run->problem(), pruning.RemovedMask())) {
+  const PruneProblem& problem = pruning.run->problem();
+  const std::vector<uint8_t> removed = RemovalFlags(pruning.decision.removed, problem.n_chunks());
+  for (const int64_t token : RetainedPositions(problem, removed)) {
     const auto row = std::ssize(s.rows);
     if (token >= s.n_reused && row < token) {
       std::copy_n(s.hidden.data() + (token - s.n_reused) * config.hidden, config.hidden,
@@ -200,7 +204,7 @@ void Engine::Impl::DropBelow(Sequence* sequence) {
   }
 }
 
-// The last layer is done: the record is complete.
+// The first token is out: what the record still lacks (dual=lp) may take its time.
 void Engine::Impl::FinishPruning(Sequence* sequence) {
   Sequence& s = *sequence;
   PruneLedger& record = s.pruning->record;

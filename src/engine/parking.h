@@ -53,9 +53,6 @@ class ParkedPrompts {
   // if there is none.
   bool DropOldest();
 
-  int64_t size() const { return std::ssize(prompts_); }
-  int64_t bytes() const { return bytes_; }
-
  private:
   int64_t UsableTokens(const ParkedPrompt& prompt, std::span<const TokenId> tokens,
                        int64_t max_tokens) const;

@@ -29,13 +29,6 @@ struct SequencePruning {
            std::find(layers.begin(), layers.end(), layer) != layers.end();
   }
 
-  // [k]: 1 for chunks that the last decision drops.
-  std::vector<uint8_t> RemovedMask() const {
-    std::vector<uint8_t> mask(run->problem().n_chunks());
-    for (const int32_t chunk : decision.removed) mask[chunk] = 1;
-    return mask;
-  }
-
   std::unique_ptr<PruneRun> run;
   ObserverQueries queries;
   PruneDecision decision;  // the last one

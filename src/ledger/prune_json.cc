@@ -1,4 +1,3 @@
-#include <cmath>
 #include <utility>
 
 #include "ledger/ledger.h"
@@ -8,56 +7,49 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// JSON has no NaN and no infinity: what is not defined is null.
-ordered_json NumberOrNull(double x) { return std::isfinite(x) ? ordered_json(x) : nullptr; }
-
-ordered_json NumbersJson(const std::vector<double>& values) {
-  ordered_json list = ordered_json::array();
-  for (const double value : values) list.push_back(NumberOrNull(value));
-  return list;
-}
+// Numbers that are not defined are NaN here, and null once they are written.
 
 ordered_json AuditJson(const PruneLayerAccount& layer) {
   if (!layer.audited) return nullptr;
   return {{"vacuous", layer.audit_vacuous},
           {"uninformative", layer.audit_uninformative},
-          {"worst_upper", NumberOrNull(layer.audit_worst_upper)},
-          {"mean", NumbersJson(layer.audit_mean)},
-          {"upper", NumbersJson(layer.audit_upper)},
-          {"eps", NumbersJson(layer.audit_eps)}};
+          {"worst_upper", layer.audit_worst_upper},
+          {"mean", layer.audit_mean},
+          {"upper", layer.audit_upper},
+          {"eps", layer.audit_eps}};
 }
 
 ordered_json LayerJson(const PruneLayerAccount& layer, LedgerDetail detail) {
-  ordered_json json = {
-      {"layer", layer.layer},
-      {"verdict", Name(layer.verdict)},
-      {"document_mass", NumberOrNull(layer.document_mass)},
-      {"groups_fallen_back", layer.groups_fallen_back},
-      {"heads_outside_envelope", layer.heads_outside_envelope},
-      {"removed", layer.removed},
-      {"saving", layer.saving},
-      {"worst_row_share", NumberOrNull(layer.worst_row_share)},
-      {"saving_bound", NumberOrNull(layer.saving_bound)},
-      {"dual_gap", NumberOrNull(layer.saving_bound - static_cast<double>(layer.saving))},
-      {"target_infeasible", layer.target_infeasible},
-      {"set_change", NumberOrNull(layer.set_change)},
-      {"streak", layer.streak},
-      {"audit", AuditJson(layer)},
-      {"pooled_removed", NumberOrNull(layer.pooled_removed)},
-      {"seconds",
-       {{"score", layer.seconds_score},
-        {"scan", layer.seconds_scan},
-        {"dual", layer.seconds_dual},
-        {"audit", layer.seconds_audit}}}};
+  ordered_json json = {{"layer", layer.layer},
+                       {"verdict", Name(layer.verdict)},
+                       {"document_mass", layer.document_mass},
+                       {"groups_fallen_back", layer.groups_fallen_back},
+                       {"heads_outside_envelope", layer.heads_outside_envelope},
+                       {"removed", layer.removed},
+                       {"saving", layer.saving},
+                       {"worst_row_share", layer.worst_row_share},
+                       {"saving_bound", layer.saving_bound},
+                       {"dual_gap", layer.gap()},
+                       {"target_infeasible", layer.target_infeasible},
+                       {"set_change", layer.set_change},
+                       {"streak", layer.streak},
+                       {"audit", AuditJson(layer)},
+                       {"pooled_removed", layer.pooled_removed},
+                       {"seconds",
+                        {{"score", layer.seconds_score},
+                         {"scan", layer.seconds_scan},
+                         {"dual", layer.seconds_dual},
+                         {"audit", layer.seconds_audit}}}};
   if (detail == LedgerDetail::kFull) {
-    json["prices"] = {{"rows", NumbersJson(layer.row_prices)},
+    json["prices"] = {{"rows", layer.row_prices},
                       {"row", layer.price_row},
                       {"row_price", layer.row_price},
                       {"count", layer.count_price}};
-    json["head_removed"] = NumbersJson(layer.head_removed);
-    json["head_envelope"] = NumbersJson(layer.head_envelope);
-    json["constraints"] = {{"eps", NumbersJson(layer.constraint_eps)},
-                           {"mass", NumbersJson(layer.constraint_mass)}};
+    json["head_share"] = layer.head_share;
+    json["head_eps"] = layer.head_eps;
+    json["head_removed"] = layer.head_removed;
+    json["head_envelope"] = layer.head_envelope;
+    json["constraints"] = {{"eps", layer.constraint_eps}, {"mass", layer.constraint_mass}};
   }
   return json;
 }
@@ -68,8 +60,8 @@ ordered_json ChunksJson(const std::vector<PruneChunkAccount>& chunks) {
     list.push_back({{"first", chunk.first},
                     {"tokens", chunk.tokens},
                     {"kept", chunk.kept},
-                    {"score", NumberOrNull(chunk.score)},
-                    {"mass", NumberOrNull(chunk.mass)}});
+                    {"score", chunk.score},
+                    {"mass", chunk.mass}});
   }
   return list;
 }
@@ -123,14 +115,14 @@ ordered_json ToJson(const PruneLedger& pruning, LedgerDetail detail) {
         {"first_proposal", p.first_proposal}}},
       {"audit",
        {{"mode", p.audit_mode},
-        {"slack", NumberOrNull(p.audit_slack)},
+        {"slack", p.audit_slack},
         {"vacuous", p.audit_vacuous},
         {"uninformative", p.audit_uninformative},
         {"seed", p.audit_seed},
         {"draws", p.audit_draws.size()}}},
       {"layers", std::move(layers)},
-      {"output_change", NumbersJson(pruning.output_change)},
-      {"output_norm", NumbersJson(pruning.output_norm)},
+      {"output_change", pruning.output_change},
+      {"output_norm", pruning.output_norm},
       {"chunks", ChunksJson(p.chunks)},
       {"retained", RetainedJson(p)},
       {"seconds", p.seconds()}};

@@ -170,7 +170,7 @@ std::unique_ptr<PrefillPolicy> ParsePrefill(Clause clause) {
 }
 
 ParsedArm Parse(std::string_view text) {
-  // No profile is built in yet that says where sparse reading pays.
+  // What `auto` stands for is decided by whoever knows the model (auto_arm.h).
   if (text == "dense" || text == "auto") return {nullptr, nullptr, "dense"};
   std::vector<Clause> clauses = ParseClauses(text);
   const auto prefill = std::find_if(clauses.begin(), clauses.end(),

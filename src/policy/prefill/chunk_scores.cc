@@ -99,8 +99,7 @@ void ConditionOnDocuments(const PruneProblem& problem, double min_mass, ChunkSco
     out.token_share[j] = out.pooled[j] / out.document_mass;
     out.chunk_mass[chunk] += out.token_share[j];
   }
-  const auto n_documents = static_cast<double>(
-      std::accumulate(problem.chunk_tokens.begin(), problem.chunk_tokens.end(), int64_t{0}));
+  const auto n_documents = static_cast<double>(problem.n_candidate_tokens());
   for (const int64_t tokens : problem.chunk_tokens) {
     out.null_mass.push_back(static_cast<double>(tokens) / n_documents);
   }

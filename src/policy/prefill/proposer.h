@@ -27,6 +27,5 @@ class Proposer {
 
 // Null for "none". Reads its own parameters. Throws Error(kUsage) for an unknown name.
 std::unique_ptr<Proposer> MakeProposer(std::string_view name, Params& params);
-std::vector<std::string> ProposerNames();
 
 }  // namespace winnow

@@ -106,8 +106,6 @@ const Registry<MakeFn>& Proposers() {
 
 }  // namespace
 
-std::vector<std::string> ProposerNames() { return Proposers().Names(); }
-
 std::unique_ptr<Proposer> MakeProposer(std::string_view name, Params& params) {
   return Proposers().Find(name)(params);
 }

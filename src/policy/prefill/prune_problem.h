@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct PruneProblem {
   std::vector<int64_t> observers;
   int64_t first_proposal = 0;
 
+  int64_t n_candidate_tokens() const {  // N
+    return std::accumulate(chunk_tokens.begin(), chunk_tokens.end(), int64_t{0});
+  }
   int64_t n_tokens() const { return static_cast<int64_t>(chunk_of.size()); }
   int64_t n_chunks() const { return static_cast<int64_t>(chunk_tokens.size()); }
   int64_t n_observers() const { return static_cast<int64_t>(observers.size()); }

@@ -21,10 +21,6 @@ std::vector<double> Shrunk(std::vector<double> eps, const std::optional<double>&
   return eps;
 }
 
-int64_t CandidateTokens(const PruneProblem& problem) {
-  return std::accumulate(problem.chunk_tokens.begin(), problem.chunk_tokens.end(), int64_t{0});
-}
-
 void NoteBound(DualBound bound, int64_t target, PruneLayerAccount& account) {
   account.saving_bound = bound.tokens;
   account.saving_bound_tokens = bound.WholeTokens();
@@ -43,7 +39,7 @@ PrefillAccount StartAccount(std::string policy, const PruneParams& params,
   account.policy = std::move(policy);
   account.profile = profile.name;
   account.prompt_tokens = problem.n_tokens();
-  account.candidate_tokens = CandidateTokens(problem);
+  account.candidate_tokens = problem.n_candidate_tokens();
   account.target_saving = params.TargetSaving(account.candidate_tokens, profile.keep);
   account.min_chunks = params.min_chunks;
   account.max_set_change = params.max_change.value_or(profile.max_change);
