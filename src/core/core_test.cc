@@ -117,6 +117,14 @@ TEST(TensorView, RowsAndSlices) {
   EXPECT_EQ(*slice.row(1), 12.0f);
 }
 
+TEST(Memory, AnyRangeMayPreferHugePages) {
+  std::vector<char> range(5000, 'x');
+  PreferHugePages(range.data(), 0);
+  PreferHugePages(range.data() + 1, 10);
+  PreferHugePages(range.data() + 1, range.size() - 1);
+  EXPECT_EQ(std::count(range.begin(), range.end(), 'x'), 5000);
+}
+
 TEST(Memory, PeakIsAtLeastCurrentAndSomethingIsAvailable) {
   EXPECT_GT(CurrentRssBytes(), 0u);
   EXPECT_GE(PeakRssBytes(), CurrentRssBytes() / 2);

@@ -15,4 +15,8 @@ size_t CurrentRssBytes();
 // available and what is left under the process's cgroup limit.
 size_t AvailableMemoryBytes();
 
+// Asks for huge pages behind [data, data + bytes) before it is first touched: reading all of it
+// translates fewer addresses. Advice only: where the system has none, nothing changes.
+void PreferHugePages(void* data, size_t bytes);
+
 }  // namespace winnow
