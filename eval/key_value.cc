@@ -45,7 +45,8 @@ EvalSample MakeKeyValue(const TaskInput& input) {
         .document = "data.json",
         .context = text + "}\n",
         .question = fmt::format("What is the value of the key \"{}\" in the JSON object?", key),
-        .answer_prefix = fmt::format("The value of the key \"{}\" is \"", key)};
+        .answer_prefix = fmt::format("The value of the key \"{}\" is \"", key),
+        .evidence = {fmt::format("\"{}\": \"{}\"", key, value)}};
   };
   EvalSample sample;
   static_cast<TaskPrompt&>(sample) =

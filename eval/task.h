@@ -51,7 +51,7 @@ struct Task {
   // answers, match and continuation. Throws Error(kInput) if `length` is too short for the task,
   // or the text for `length`.
   EvalSample (*make)(const TaskInput& input) = nullptr;
-  bool names_evidence = false;  // its samples say which chunks hold the answer
+  bool calibrates_pruning = false;  // its answers stand in one chunk, which its samples name
 };
 
 // All tasks, in the order of help texts and reports.

@@ -33,13 +33,15 @@ EvalSample MakeVariableTracking(const TaskInput& input) {
   const auto make = [&](int64_t n_lines) {
     Rng filler(filler_seed);
     std::string text;
+    std::vector<std::string> chain;
     int next = 0;
     for (int64_t line = 0; line <= n_lines; ++line) {
       for (; next <= kHops &&
              static_cast<int64_t>(depths[next] * static_cast<double>(n_lines)) <= line;
            ++next) {
-        text += next == 0 ? fmt::format("VAR {} = {}\n", names[0], value)
-                          : fmt::format("VAR {} = VAR {}\n", names[next], names[next - 1]);
+        chain.push_back(next == 0 ? fmt::format("VAR {} = {}\n", names[0], value)
+                                  : fmt::format("VAR {} = VAR {}\n", names[next], names[next - 1]));
+        text += chain.back();
       }
       if (line < n_lines) text += DrawSentence(&filler) + "\n";
     }
@@ -51,7 +53,8 @@ EvalSample MakeVariableTracking(const TaskInput& input) {
                                 "another variable that holds it.",
                                 value),
         .answer_prefix =
-            fmt::format("The {} variables that hold the value {} are:", kHops + 1, value)};
+            fmt::format("The {} variables that hold the value {} are:", kHops + 1, value),
+        .evidence = std::move(chain)};
   };
   EvalSample sample;
   static_cast<TaskPrompt&>(sample) =

@@ -82,7 +82,7 @@ std::vector<const Task*> ChooseTasks(const CalibrateFlags& flags) {
   std::vector<const Task*> tasks;
   if (flags.no_generated) return tasks;
   for (const Task& task : AllTasks()) {
-    if (!flags.prefill.empty() && !task.names_evidence) continue;
+    if (!flags.prefill.empty() && !task.calibrates_pruning) continue;
     if (!task.needs_text || !flags.text.empty()) tasks.push_back(&task);
   }
   return tasks;

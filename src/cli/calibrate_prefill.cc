@@ -37,18 +37,31 @@ std::string Percent(int64_t part, int64_t whole) {
       "{:.1f} %", whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
-std::string FiguresLine(const char* name, const PruneFigures& figures) {
-  std::string line = fmt::format(
-      "{}: {} prompts, accepted {}, evidence kept {}, random removals accepted {}, at layer {:.1f} "
-      "on average\n",
-      name, figures.prompts, Percent(figures.accepted, figures.prompts),
-      Percent(figures.evidence_kept, figures.prompts),
-      Percent(figures.random_accepted, figures.prompts), figures.mean_layer);
+std::string FiguresLines(const char* name, const PruneFigures& figures) {
+  const ProposerFigures& method = figures.method();
+  std::string lines = fmt::format(
+      "{}: {} prompts, accepted {}, evidence kept {}, at layer {:.1f} on average; of {} random "
+      "removals as large, the limits refuse {}\n",
+      name, figures.prompts, Percent(method.accepted, figures.prompts),
+      Percent(method.evidence_kept, figures.prompts), figures.mean_layer, figures.random_removals,
+      Percent(figures.random_removals - figures.random_within, figures.random_removals));
   for (const auto& [task, of_task] : figures.tasks) {
-    line +=
+    lines +=
         fmt::format("  {}: evidence kept {} of {}\n", task, of_task.evidence_kept, of_task.prompts);
   }
-  return line;
+  return lines;
+}
+
+// Each order of removal under the same limits, and at equal saving without them.
+std::string ProposerTable(const PruneFigures& figures) {
+  std::string table = fmt::format("{:>14}{:>10}{:>10}{:>14}{:>14}\n", "test: order", "accepted",
+                                  "evidence", "equal saving", "all heads");
+  for (const auto& [name, of_proposer] : figures.proposers) {
+    table += fmt::format("{:>14}{:>10}{:>10}{:>14}{:>14}\n", name, of_proposer.accepted,
+                         of_proposer.evidence_kept, of_proposer.equal_saving_kept,
+                         of_proposer.equal_saving_kept_all_heads);
+  }
+  return table;
 }
 
 // "3+7", "all"
@@ -72,7 +85,8 @@ std::string Table(const PruneCalibration& found, const PruneFigures& test) {
   for (const PruneProfileLayer& layer : found.profile.layers) {
     table += fmt::format(" {} (heads {})", layer.layer, HeadsOf(layer.head_weights));
   }
-  return table + "\n" + FiguresLine("calibration", found.calibration) + FiguresLine("test", test);
+  return table + "\n" + FiguresLines("calibration", found.calibration) +
+         FiguresLines("test", test) + ProposerTable(test);
 }
 
 }  // namespace
