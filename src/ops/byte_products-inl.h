@@ -51,6 +51,25 @@ HWY_INLINE void ForEachHeadBlock(size_t n_heads, Run run) {
   }
 }
 
+// Lines of memory that are prefetched one after the other, as they lie, in even steps between other
+// work: in bursts, prefetches stall the processor, and out of order its own prefetcher, which can
+// have more lines under way than these, does not follow.
+class LinesAhead {
+ public:
+  LinesAhead(const std::byte* begin, size_t bytes) : next_(begin), end_(begin + bytes) {}
+  HWY_INLINE void Prefetch() {
+    __builtin_prefetch(next_, 0, 2);
+    next_ += 64;
+  }
+  void PrefetchRest() {
+    while (next_ < end_) Prefetch();
+  }
+
+ private:
+  const std::byte* next_;
+  const std::byte* end_;
+};
+
 #if HWY_TARGET == HWY_AVX3_DL
 // sum + Σ of four products a lane, of unsigned bytes and signed ones (as which codes may pass too).
 // Highway 1.0.3 detects the instruction for this target but leaves it out of what the compiler may
@@ -178,12 +197,11 @@ HWY_INLINE int32_t FourBytes(const void* from) {
 // Calls store(r, g * 16 + lane, sums of some lanes from `lane` on) with Σ_row
 // code[g][lane][row]·factors[r * factor_stride + row] for kGroups groups of 16 lanes, whose lines
 // lie `group_bytes` apart; `n_lines` lines a group, each of 4·8/kBits rows. Factors are int8_t
-// within ±127 or uint8_t. What lies at `next` as the codes lie at `codes` is prefetched line by
-// line: in bursts, prefetches stall the processor.
+// within ±127 or uint8_t. As many lines of `ahead` are prefetched.
 #if HWY_TARGET == HWY_AVX3_DL
 template <int kBits, size_t kHeads, size_t kGroups, class Factor, class Store>
-HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
-                             size_t group_bytes, const Factor* factors, size_t factor_stride,
+HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
+                             const Factor* factors, size_t factor_stride, LinesAhead& ahead,
                              Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
   // The upper of two codes is as good sixteen times as large, which saves the shift, where it is
@@ -202,7 +220,7 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
     __m512i rest[kGroups];
     HWY_UNROLL(2)
     for (size_t g = 0; g < kGroups; ++g) {
-      __builtin_prefetch(next + g * group_bytes + line * 64, 0, 2);
+      if (g == 0) ahead.Prefetch();
       rest[g] = _mm512_loadu_si512(codes + g * group_bytes + line * 64);
     }
     HWY_UNROLL(4)
@@ -237,8 +255,8 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
 // Pairs of products are summed in 16 bits: at most 2·15·127 each, eight of which fit, or 2·15·255,
 // four of which do.
 template <int kBits, size_t kHeads, size_t kGroups, class Factor, class Store>
-HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size_t n_lines,
-                             size_t group_bytes, const Factor* factors, size_t factor_stride,
+HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
+                             const Factor* factors, size_t factor_stride, LinesAhead& ahead,
                              Store store) {
   constexpr int kPlanesOfLine = 8 / kBits;
   constexpr size_t kProductsOfSum = std::is_signed_v<Factor> ? 8 : 4;
@@ -247,7 +265,6 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
   const __m256i ones = _mm256_set1_epi16(1);
   for (size_t half = 0; half < 2 * kGroups; ++half) {
     const std::byte* from = codes + half / 2 * group_bytes + half % 2 * 32;
-    const std::byte* ahead = next + half / 2 * group_bytes + half % 2 * 32;
     __m256i acc[kHeads];
     HWY_UNROLL(4)
     for (__m256i& a : acc) a = _mm256_setzero_si256();
@@ -257,7 +274,7 @@ HWY_INLINE void ByteProducts(const std::byte* codes, const std::byte* next, size
       for (__m256i& a : pairs) a = _mm256_setzero_si256();
       const size_t end = line + kLinesOfSum < n_lines ? line + kLinesOfSum : n_lines;
       for (; line < end; ++line) {
-        __builtin_prefetch(ahead + line * 64, 0, 2);
+        if (half % 2 == 0) ahead.Prefetch();
         __m256i rest = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + line * 64));
         HWY_UNROLL(4)
         for (int plane = 0; plane < kPlanesOfLine; ++plane) {

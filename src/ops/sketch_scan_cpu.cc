@@ -39,14 +39,13 @@ struct Page {
   const std::byte* minimum;
   const std::byte* step;
   const std::byte* codes;
-  ptrdiff_t next;  // bytes from here to the page to be prefetched
 };
 
 // The factors, and as integers f̂ at most 127 where the codes are multiplied so. Then their rounding
 // errors e = f − f̂ meet the codes less their centre: Σ f·code = Σ f̂·code + Σ e·centre + Σ e·(code −
 // centre), of which the last is neglected.
 template <int kBits, size_t kHeads, size_t kDim>
-HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
+HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim, LinesAhead& ahead,
                             PageFactors& factors) {
   const size_t dim = kDim == 0 ? any_dim : kDim;
   constexpr float kCentre = kHasByteProducts<kBits> ? ((1 << kBits) - 1) / 2.0f : 0.0f;
@@ -57,10 +56,7 @@ HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
   HWY_UNROLL(4)
   for (size_t r = 0; r < kMaxHeadBlock; ++r) offset[r] = largest[r] = hn::Zero(f32);
   for (size_t i = 0; i < dim; i += kLanes) {
-    if (i % 32 == 0) {  // a line of each
-      __builtin_prefetch(F16Row::At(page.minimum, i) + page.next, 0, 2);
-      __builtin_prefetch(F16Row::At(page.step, i) + page.next, 0, 2);
-    }
+    if (i % 16 == 0) ahead.Prefetch();  // for 32 bytes of minima and as many of steps
     const VF32 step = F16Row::Load(page.step, i);
     const VF32 middle = hn::MulAdd(step, centre, F16Row::Load(page.minimum, i));
     HWY_UNROLL(4)
@@ -80,6 +76,8 @@ HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
       // Of all zeros, which 0 does not divide.
       const float level = std::max(levels[r], std::numeric_limits<float>::min() * 127);
       factors.scale[r] = level / 127.0f;
+      ahead.Prefetch();
+      ahead.Prefetch();
       const VF32 sum = StoreRoundedRow(factors.exact + r * dim, hn::Set(f32, 127.0f / level), dim,
                                        factors.rounded + r * dim);
       offset[r] = hn::NegMulAdd(sum, hn::Set(f32, kCentre * factors.scale[r]), offset[r]);
@@ -91,7 +89,7 @@ HWY_INLINE void MakeFactors(const Page& page, const float* q, size_t any_dim,
 // scores[r * kSlotStride + t] of the tokens of one page, times log2(e).
 template <int kBits, size_t kHeads, size_t kDim>
 HWY_INLINE void ScorePage(const Page& page, size_t any_dim, size_t slots,
-                          const PageFactors& factors, float* scores) {
+                          const PageFactors& factors, LinesAhead& ahead, float* scores) {
   const size_t dim = kDim == 0 ? any_dim : kDim;
   const size_t n_lines = dim * kBits / 32;
   const size_t group_bytes = n_lines * 64;
@@ -104,18 +102,14 @@ HWY_INLINE void ScorePage(const Page& page, size_t any_dim, size_t slots,
     };
     size_t t = 0;
     for (; t + 2 * kSketchLanes <= slots; t += 2 * kSketchLanes) {
-      ByteProducts<kBits, kHeads, 2>(page.codes + t / kSketchLanes * group_bytes,
-                                     page.codes + t / kSketchLanes * group_bytes + page.next,
-                                     n_lines, group_bytes, factors.rounded, dim,
-                                     [&](size_t r, size_t lane, auto sums)
-                                         HWY_ATTR { store(r, t + lane, sums); });
+      ByteProducts<kBits, kHeads, 2>(
+          page.codes + t / kSketchLanes * group_bytes, n_lines, group_bytes, factors.rounded, dim,
+          ahead, [&](size_t r, size_t lane, auto sums) HWY_ATTR { store(r, t + lane, sums); });
     }
     for (; t < slots; t += kSketchLanes) {
-      ByteProducts<kBits, kHeads, 1>(page.codes + t / kSketchLanes * group_bytes,
-                                     page.codes + t / kSketchLanes * group_bytes + page.next,
-                                     n_lines, group_bytes, factors.rounded, dim,
-                                     [&](size_t r, size_t lane, auto sums)
-                                         HWY_ATTR { store(r, t + lane, sums); });
+      ByteProducts<kBits, kHeads, 1>(
+          page.codes + t / kSketchLanes * group_bytes, n_lines, group_bytes, factors.rounded, dim,
+          ahead, [&](size_t r, size_t lane, auto sums) HWY_ATTR { store(r, t + lane, sums); });
     }
   } else {
     for (size_t t = 0; t < slots; t += kSketchLanes) {
@@ -132,7 +126,7 @@ HWY_INLINE void ScorePage(const Page& page, size_t any_dim, size_t slots,
 // The masses of one page from its scores and, where wanted, its tokens' weights, `weight_stride`
 // from one head to the next.
 template <size_t kHeads>
-HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, float* page_sum,
+HWY_INLINE void SumPage(const float* scores, size_t slots, LinesAhead& ahead, float* page_max, float* page_sum,
                         uint8_t* weights, size_t weight_stride) {
   const F32 f32;
   VF32 max[kMaxHeadBlock];
@@ -151,6 +145,7 @@ HWY_INLINE void SumPage(const float* scores, size_t slots, float* page_max, floa
   for (size_t r = 0; r < kHeads; ++r) {
     const VF32 reference = hn::Set(f32, page_max[r]);
     for (size_t i = 0; i < slots; i += kLanes) {
+      ahead.Prefetch();
       const VF32 score = hn::LoadU(f32, scores + r * kSlotStride + i);
       const VF32 p = QuickExp2(f32, hn::Sub(score, reference));
       sum[r] = hn::Add(sum[r], p);
@@ -173,23 +168,25 @@ void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& for
   const auto slots = static_cast<size_t>(task.kv->layout->slots);
   const auto stride = static_cast<size_t>(masses.stride);
   const auto group_floats = static_cast<size_t>(task.group_heads) * format.dim;
+  const size_t plane_bytes = task.kv->layout->PlaneBytes(plane_kind);
   const int64_t last_item = (masses.n_pages - task.begin_page) * task.n_heads - 1;
   Page pages[2];
   PageFactors factors[2];
   alignas(64) float scores[2][kHeads * kSlotStride];
   for (int64_t turn = 0; turn < task.size() + 2; ++turn) {
+    // Also into the pages of the next task.
+    LinesAhead ahead(
+        PageScanItem(task, std::min(turn + kItemsAhead, last_item)).PlaneOf(task, plane_kind),
+        plane_bytes);
     if (const int64_t i = turn; i < task.size()) {
       const PageScanItem item(task, i);
       const std::byte* plane = item.PlaneOf(task, plane_kind);
-      // Also into the pages of the next task.
-      const PageScanItem ahead(task, std::min(i + kItemsAhead, last_item));
-      pages[i % 2] = {plane, plane + 2 * format.dim, plane + format.code_offset,
-                      ahead.PlaneOf(task, plane_kind) - plane};
+      pages[i % 2] = {plane, plane + 2 * format.dim, plane + format.code_offset};
       const float* q = task.q + item.head * group_floats + first_query_head * format.dim;
-      MakeFactors<kBits, kHeads, kDim>(pages[i % 2], q, format.dim, factors[i % 2]);
+      MakeFactors<kBits, kHeads, kDim>(pages[i % 2], q, format.dim, ahead, factors[i % 2]);
     }
     if (const int64_t i = turn - 1; 0 <= i && i < task.size()) {
-      ScorePage<kBits, kHeads, kDim>(pages[i % 2], format.dim, slots, factors[i % 2],
+      ScorePage<kBits, kHeads, kDim>(pages[i % 2], format.dim, slots, factors[i % 2], ahead,
                                      scores[i % 2]);
     }
     if (const int64_t i = turn - 2; 0 <= i) {
@@ -197,7 +194,7 @@ void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& for
           first_query_head * stride + static_cast<size_t>(PageScanItem(task, i).MassIndex(task));
       float page_max[kMaxHeadBlock];
       float page_sum[kMaxHeadBlock];
-      SumPage<kHeads>(scores[i % 2], slots, page_max, page_sum,
+      SumPage<kHeads>(scores[i % 2], slots, ahead, page_max, page_sum,
                       masses.weights == nullptr ? nullptr : masses.weights + at * slots,
                       stride * slots);
       for (size_t r = 0; r < kHeads; ++r) {

@@ -24,20 +24,20 @@ struct ValuePage {
   const std::byte* minimum;
   const std::byte* step;
   const std::byte* codes;
-  ptrdiff_t next;          // bytes from here to the page to be prefetched
   const uint8_t* weights;  // [kHeads], weight_stride apart
   size_t weight_stride;
 };
 
 // products[r * kSketchLanes * kGroups + lane] = Σ_t weight[r][t]·code[t][lane], as float.
 template <int kBits, size_t kHeads, size_t kGroups>
-HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, float* products) {
+HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, LinesAhead& ahead,
+                           float* products) {
   constexpr size_t kStride = kSketchLanes * kGroups;
   const size_t n_lines = slots * kBits / 32;
   const std::byte* codes = page.codes + group * n_lines * 64;
   if constexpr (kHasByteProducts<kBits>) {
     ByteProducts<kBits, kHeads, kGroups>(
-        codes, codes + page.next, n_lines, n_lines * 64, page.weights, page.weight_stride,
+        codes, n_lines, n_lines * 64, page.weights, page.weight_stride, ahead,
         [&](size_t r, size_t lane, auto sums) HWY_ATTR {
           const hn::Rebind<float, hn::DFromV<decltype(sums)>> f32;
           hn::StoreU(hn::ConvertTo(f32, sums), f32, products + r * kStride + lane);
@@ -59,17 +59,14 @@ HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, fl
 // sums[r][i..] += unit[r]·step·products + mass[r]·minimum for kGroups · 16 channels.
 template <int kBits, size_t kHeads, size_t kGroups>
 HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, const float* mass,
-                            const float* unit, float* sums, size_t dim) {
+                            const float* unit, LinesAhead& ahead, float* sums, size_t dim) {
   const F32 f32;
   constexpr size_t kStride = kSketchLanes * kGroups;
   alignas(64) float products[kHeads * kStride];
-  WeighCodes<kBits, kHeads, kGroups>(page, group, slots, products);
+  WeighCodes<kBits, kHeads, kGroups>(page, group, slots, ahead, products);
   for (size_t i = 0; i < kStride; i += kLanes) {
     const size_t channel = group * kSketchLanes + i;
-    if (channel % 32 == 0) {  // a line of each
-      __builtin_prefetch(F16Row::At(page.minimum, channel) + page.next, 0, 2);
-      __builtin_prefetch(F16Row::At(page.step, channel) + page.next, 0, 2);
-    }
+    if (i % kSketchLanes == 0) ahead.Prefetch();  // for 32 bytes of minima and as many of steps
     const VF32 minimum = F16Row::Load(page.minimum, channel);
     const VF32 step = F16Row::Load(page.step, channel);
     HWY_UNROLL(4)
@@ -111,13 +108,11 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
   for (size_t i = 0; i < task.pages.size(); ++i) {
     const auto p = static_cast<size_t>(task.pages[i]);
     const std::byte* plane = kv.PlaneOf(task.plane, task.pages[i], task.head);
-    const size_t ahead = std::min(i + kPagesAhead, task.pages.size() - 1);
-    const ValuePage page{plane,
-                         plane + 2 * format.dim,
-                         plane + format.code_offset,
-                         kv.PlaneOf(task.plane, task.pages[ahead], task.head) - plane,
-                         task.weights + (first_head * stride + p) * slots,
-                         stride * slots};
+    const size_t later = std::min(i + kPagesAhead, task.pages.size() - 1);
+    LinesAhead ahead(kv.PlaneOf(task.plane, task.pages[later], task.head),
+                     kv.layout->PlaneBytes(task.plane));
+    const ValuePage page{plane, plane + 2 * format.dim, plane + format.code_offset,
+                         task.weights + (first_head * stride + p) * slots, stride * slots};
     float mass[kHeads];
     float unit[kHeads];
     for (size_t r = 0; r < kHeads; ++r) {
@@ -127,10 +122,10 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
     }
     size_t group = 0;
     for (; group + 2 <= n_groups; group += 2) {
-      AddChannels<kBits, kHeads, 2>(page, group, slots, mass, unit, sums, format.dim);
+      AddChannels<kBits, kHeads, 2>(page, group, slots, mass, unit, ahead, sums, format.dim);
     }
     for (; group < n_groups; ++group) {
-      AddChannels<kBits, kHeads, 1>(page, group, slots, mass, unit, sums, format.dim);
+      AddChannels<kBits, kHeads, 1>(page, group, slots, mass, unit, ahead, sums, format.dim);
     }
   }
   std::copy_n(totals, kHeads, task.totals + first_head);
