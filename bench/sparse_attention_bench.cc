@@ -94,6 +94,7 @@ const Case kCases[] = {
     {"mean", "select=vashista,budget=1024,Kc=0,dense_layers=0"},
     {"mean and deviation", "select=meanstd,budget=1024,dense_layers=0"},
     {"cascade", "select=cascade,budget=1024,dense_layers=0"},
+    {"cascade of mean keys", "select=cascade,summary=mean,budget=1024,dense_layers=0"},
     {"sketch", "select=sketch,bits=4,budget=1024,dense_layers=0", true},
     {"faithful", "select=sketch,bits=4,budget=1024,residual=sketch"},
 };
@@ -110,7 +111,7 @@ void RunLength(ThreadPool& threads, const AttentionBenchFlags& flags, int64_t n_
     DenseRound dense(threads, layers);
     SparseRound sparse(threads, layers, c.arm);
     const auto [d, s] = AlternatingMedians(flags.repetitions, dense, sparse);
-    fmt::print("{:<20} {:>7.2f} {:>7.2f} {:>6.1f} {:>6.2f}", name, 1e3 * d / n_layers,
+    fmt::print("{:<28} {:>7.2f} {:>7.2f} {:>6.1f} {:>6.2f}", name, 1e3 * d / n_layers,
                1e3 * s / n_layers, d / s, sparse.ByteShare());
     for (double StageSeconds::*stage :
          {&StageSeconds::score, &StageSeconds::select, &StageSeconds::attention,
