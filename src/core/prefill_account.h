@@ -115,11 +115,11 @@ struct PrefillSeconds {
 
 // What one prompt was expected to take, before any layer was scored.
 struct PruneForecast {
-  double full = 0;        // without pruning
-  int64_t kept = 0;       // tokens that stay if the target is met to the token
-  int first_layer = 0;    // the first that can be accepted, from 1,
-  PrefillSeconds first;   // and what pruning there takes
-  int last_layer = 0;     // the last
+  double full = 0;       // without pruning
+  int64_t kept = 0;      // tokens that stay if the target is met to the token
+  int first_layer = 0;   // the first that can be accepted, from 1,
+  PrefillSeconds first;  // and what pruning there takes
+  int last_layer = 0;    // the last
   PrefillSeconds last;
   double saving() const { return full - first.total(); }  // (31), at best
   bool pays() const { return saving() > 0; }

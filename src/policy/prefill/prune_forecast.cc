@@ -48,16 +48,16 @@ double Auxiliary(const PrefillCosts& costs, const PrefillWork& work, const Prefi
   const auto cells = static_cast<double>(work.observers) * static_cast<double>(work.tokens);
   double seconds = static_cast<double>(course.layers_scored) * costs.score * cells;
   if (course.applied_layer == 0) return seconds;
-  const double moved = static_cast<double>(course.kept) *
-                       (work.hidden_bytes + work.kv_bytes * course.applied_layer);
+  const double moved =
+      static_cast<double>(course.kept) * (work.hidden_bytes + work.kv_bytes * course.applied_layer);
   return seconds + costs.remove * cells + costs.copy * (work.parked_bytes + moved);
 }
 
 }  // namespace
 
 std::optional<LayerCost> FitLayerCost(std::span<const TimedRows> pieces) {
-  std::vector<double> sum;          // begin + end
-  std::vector<double> a_token;      // seconds
+  std::vector<double> sum;      // begin + end
+  std::vector<double> a_token;  // seconds
   for (const TimedRows& piece : pieces) {
     WINNOW_CHECK(0 <= piece.begin && piece.begin < piece.end, "tokens [{}, {})", piece.begin,
                  piece.end);
@@ -90,13 +90,12 @@ PrefillSeconds Foresee(const PrefillCosts& costs, const PrefillWork& work,
   const std::vector<LayerCost> layers = LayersOf(costs, work);
   const bool drops = course.applied_layer > 0;
   const int accepted = drops ? course.applied_layer : n_layers;
-  const PruningCost whole = ComputePruningCost(
-      layers, {.tokens = static_cast<double>(work.tokens),
-               .kept = static_cast<double>(drops ? course.kept : work.tokens),
-               .accepted = accepted});
-  PrefillSeconds seconds{.below = whole.shallow,
-                         .above = whole.deep,
-                         .auxiliary = Auxiliary(costs, work, course)};
+  const PruningCost whole =
+      ComputePruningCost(layers, {.tokens = static_cast<double>(work.tokens),
+                                  .kept = static_cast<double>(drops ? course.kept : work.tokens),
+                                  .accepted = accepted});
+  PrefillSeconds seconds{
+      .below = whole.shallow, .above = whole.deep, .auxiliary = Auxiliary(costs, work, course)};
   for (int layer = 0; layer < n_layers; ++layer) {
     const int64_t there = layer < work.resumed_layers ? work.resumed : work.reused;
     (layer < accepted ? seconds.below : seconds.above) -=

@@ -54,9 +54,9 @@ struct PrefillWork {
   int64_t target_kept = 0;       // T' if the target is met to the token
   // Copied once chunks go: hidden states are parked and compacted, or keys and values of so many
   // bytes a token and layer are moved.
-  double parked_bytes = 0;   // of all tokens
-  double hidden_bytes = 0;   // of one retained token
-  double kv_bytes = 0;       // of one retained token and layer below
+  double parked_bytes = 0;  // of all tokens
+  double hidden_bytes = 0;  // of one retained token
+  double kv_bytes = 0;      // of one retained token and layer below
 };
 
 // How a prefill went, or would go.
