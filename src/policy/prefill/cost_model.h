@@ -16,6 +16,7 @@ struct LayerCost {
   double quadratic = 0;  // b >= 0
 
   double At(double tokens) const { return (linear + quadratic * tokens) * tokens; }
+  bool operator==(const LayerCost&) const = default;
 };
 
 struct PruningPlan {
