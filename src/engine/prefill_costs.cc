@@ -27,6 +27,7 @@ constexpr int64_t kChunkTokens = 96;
 constexpr int kSlots = kDefaultPageSlots;
 constexpr int kLeastRounds = 2;
 constexpr int kMostRounds = 15;
+constexpr int kCopies = 4;       // a round
 constexpr double kEnough = 1.5;  // seconds after which no further round begins
 constexpr double kPatience = 5;  // seconds after which pieces that disagree are not timed again
 
@@ -39,9 +40,11 @@ double Since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Of two the smaller one: what disturbs a stage makes it longer.
 double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
-  return values[values.size() / 2];
+  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 // The middle one of the global layers below the last, or nothing.
@@ -89,7 +92,7 @@ class PrefillStopwatch {
     Deepest();
     SequenceKv kv = Behind(0);
     last_.push_back(Run(&kv, 0, chunk_, nullptr) / static_cast<double>(chunk_));
-    Copy();
+    for (int i = 0; i < kCopies; ++i) Copy();
     ++n_rounds_;
     seconds_ += Since(start);
   }
