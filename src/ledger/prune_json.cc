@@ -87,9 +87,7 @@ ordered_json CostJson(const PruneCostAccount& cost) {
           {"predicted", cost.predicted ? SecondsJson(*cost.predicted) : ordered_json(nullptr)},
           {"measured", SecondsJson(cost.measured)},
           {"ideal_saving",
-           {{"share", cost.ideal_share},
-            {"low", cost.ideal_low},
-            {"high", cost.ideal_high}}}};
+           {{"share", cost.ideal_share}, {"low", cost.ideal_low}, {"high", cost.ideal_high}}}};
 }
 
 // Runs of retained positions, [first, end).

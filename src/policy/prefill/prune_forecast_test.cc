@@ -74,8 +74,10 @@ TEST(FitLayerCost, NeedsLengthsThatDiffer) {
 
 TEST(FitLayerCost, RefusesPiecesThatDisagree) {
   Rng rng(2);
-  std::vector<TimedRows> pieces;
-  for (int i = 0; i < 30; ++i) pieces.push_back({512 * i, 512 * (i + 1), 0.1 + rng.Uniform()});
+  std::vector<TimedRows> pieces(30);
+  for (int64_t i = 0; i < std::ssize(pieces); ++i) {
+    pieces[i] = {512 * i, 512 * (i + 1), 0.1 + rng.Uniform()};
+  }
   EXPECT_FALSE(FitLayerCost(pieces).has_value());
 }
 
