@@ -10,8 +10,6 @@
 #include "cli/output.h"
 #include "core/dtype.h"
 #include "core/error.h"
-#include "core/hash.h"
-#include "core/processor.h"
 #include "model/model_hash.h"
 #include "policy/arm.h"
 
@@ -23,17 +21,11 @@ using nlohmann::ordered_json;
 
 constexpr char kBreakEvenSchema[] = "winnow.break_even/1";
 
-// The key as the file holds it.
-ordered_json ToJson(const BreakEvenKey& key) {
-  return {{"version", key.version}, {"model_hash", key.model_hash}, {"processor", key.processor},
-          {"threads", key.threads}, {"kv_type", key.kv_type},       {"arm", key.arm}};
-}
-
 // Nothing if the machine is too busy to tell: then nothing is kept either.
 std::optional<int64_t> Measured(const ModelFlags& flags, const ModelProfile& profile,
                                 const ModelConfig& config, ThreadPool* pool,
                                 const UserCache& cache) {
-  const BreakEvenKey key = MakeBreakEvenKey(profile, flags);
+  const MeasurementKey key = MakeBreakEvenKey(profile, flags);
   if (const std::optional<BreakEven> known = ReadBreakEven(cache, key)) return known->tokens;
   // The model's context, not this run's: the figure is kept for all.
   const std::optional<BreakEven> measured = MeasureBreakEven(
@@ -93,47 +85,33 @@ std::optional<FoundProfile> FindProfile(const std::string& profile_flag, const s
   return std::nullopt;
 }
 
-BreakEvenKey MakeBreakEvenKey(const ModelProfile& profile, const ModelFlags& flags) {
-  return {.model_hash = profile.model.hash,
-          .processor = ProcessorName(),
-          .threads = flags.threads > 0 ? flags.threads : DefaultThreads(),
-          .kv_type = flags.kv_type,
-          .arm = ParseArm(profile.FullArm()).resolved,
-          .version = WINNOW_VERSION};
+MeasurementKey MakeBreakEvenKey(const ModelProfile& profile, const ModelFlags& flags) {
+  return MakeMeasurementKey("break-even", profile.model.hash, flags,
+                            ParseArm(profile.FullArm()).resolved);
 }
 
-std::string BreakEvenKey::FileName() const {
-  const std::string text = ToJson(*this).dump();
-  return fmt::format("break-even/{}.json", HashBytes(std::as_bytes(std::span(text))).Hex());
-}
-
-std::string FormatBreakEven(const BreakEvenKey& key, const BreakEven& measured) {
+std::string FormatBreakEven(const MeasurementKey& key, const BreakEven& measured) {
   ordered_json times = ordered_json::array();
   for (const AttentionTime& time : measured.times) {
     times.push_back({{"depth", time.depth}, {"dense", time.dense}, {"sparse", time.sparse}});
   }
   const ordered_json tokens =
       measured.tokens == kNeverPays ? ordered_json(nullptr) : ordered_json(measured.tokens);
-  return DumpJson({{"schema", kBreakEvenSchema},
-                   {"of", ToJson(key)},
-                   {"tokens", tokens},
-                   {"seconds_a_layer", std::move(times)}},
-                  /*indent=*/true) +
-         "\n";
+  return FormatMeasurement(kBreakEvenSchema, key,
+                           {{"tokens", tokens}, {"seconds_a_layer", std::move(times)}});
 }
 
-std::optional<BreakEven> ParseBreakEven(const std::string& text, const BreakEvenKey& key) {
-  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object() || value.value("schema", json()) != kBreakEvenSchema) return std::nullopt;
-  if (value.value("of", json()) != json(ToJson(key))) return std::nullopt;
+std::optional<BreakEven> ParseBreakEven(const std::string& text, const MeasurementKey& key) {
+  const std::optional<json> value = ParseMeasurement(text, kBreakEvenSchema, key);
+  if (!value.has_value()) return std::nullopt;
   BreakEven known;
   try {
-    for (const json& time : value.at("seconds_a_layer")) {
+    for (const json& time : value->at("seconds_a_layer")) {
       known.times.push_back({.depth = time.at("depth").get<int64_t>(),
                              .dense = time.at("dense").get<double>(),
                              .sparse = time.at("sparse").get<double>()});
     }
-    if (const json& tokens = value.at("tokens"); !tokens.is_null()) {
+    if (const json& tokens = value->at("tokens"); !tokens.is_null()) {
       known.tokens = tokens.get<int64_t>();
     }
   } catch (const json::exception&) {
@@ -142,15 +120,8 @@ std::optional<BreakEven> ParseBreakEven(const std::string& text, const BreakEven
   return known.tokens >= 1 ? std::optional(known) : std::nullopt;
 }
 
-std::optional<BreakEven> ReadBreakEven(const UserCache& cache, const BreakEvenKey& key) {
-  const std::optional<std::string> text = cache.Read(key.FileName());
-  if (!text.has_value()) return std::nullopt;
-  std::optional<BreakEven> known = ParseBreakEven(*text, key);
-  if (!known.has_value()) {
-    Warn(fmt::format("{}: passed over, it is not a break-even of this model and machine",
-                     cache.PathOf(key.FileName()).string()));
-  }
-  return known;
+std::optional<BreakEven> ReadBreakEven(const UserCache& cache, const MeasurementKey& key) {
+  return ReadMeasurement(cache, key, "a break-even of this model and machine", ParseBreakEven);
 }
 
 AutoArm ResolveAutoArm(const ModelFlags& flags, const std::string& path, const ModelConfig& config,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "cli/measurement.h"
 #include "cli/user_cache.h"
 #include "core/parallel.h"
 #include "engine/break_even.h"
@@ -34,25 +35,14 @@ std::optional<FoundProfile> FindProfile(const std::string& profile_flag, const s
 std::string CachedProfileName(const std::string& model_hash);
 
 // What a break-even was measured for.
-struct BreakEvenKey {
-  std::string model_hash;
-  std::string processor;
-  int threads = 0;
-  std::string kv_type;
-  std::string arm;  // resolved
-  std::string version;
+MeasurementKey MakeBreakEvenKey(const ModelProfile& profile, const ModelFlags& flags);
 
-  // In the cache folder.
-  std::string FileName() const;
-};
-BreakEvenKey MakeBreakEvenKey(const ModelProfile& profile, const ModelFlags& flags);
-
-std::string FormatBreakEven(const BreakEvenKey& key, const BreakEven& measured);
+std::string FormatBreakEven(const MeasurementKey& key, const BreakEven& measured);
 // Nothing if the text is damaged, of another version, or of another key.
-std::optional<BreakEven> ParseBreakEven(const std::string& text, const BreakEvenKey& key);
+std::optional<BreakEven> ParseBreakEven(const std::string& text, const MeasurementKey& key);
 
 // The one in the cache folder; nothing if there is none. A damaged one is passed over with a note.
-std::optional<BreakEven> ReadBreakEven(const UserCache& cache, const BreakEvenKey& key);
+std::optional<BreakEven> ReadBreakEven(const UserCache& cache, const MeasurementKey& key);
 
 // What `auto` stands for. Measures the break-even where it is not known yet, and keeps it. Throws
 // what FindProfile throws.

@@ -8,12 +8,13 @@
 namespace winnow {
 namespace {
 
-BreakEvenKey Key() {
-  return {.model_hash = "0123",
+MeasurementKey Key() {
+  return {.folder = "break-even",
+          .model_hash = "0123",
           .processor = "a processor",
           .threads = 2,
           .kv_type = "f16",
-          .arm = "select=sketch",
+          .subject = "select=sketch",
           .version = "1.2.3"};
 }
 
@@ -28,7 +29,7 @@ TEST(BreakEvenFile, IsReadAsItWasWritten) {
 
 TEST(BreakEvenFile, OfSomethingElseIsNotRead) {
   const std::string text = FormatBreakEven(Key(), {.tokens = 1856});
-  BreakEvenKey other = Key();
+  MeasurementKey other = Key();
   other.processor = "another";
   EXPECT_FALSE(ParseBreakEven(text, other).has_value());
   EXPECT_NE(other.FileName(), Key().FileName());

@@ -21,10 +21,27 @@ namespace {
 
 constexpr char kHelp[] =
     "/add FILE  read a file or a folder with the next question\n"
+    "/restore   answer the last question again, over what was dropped from it too\n"
     "/reset     forget the conversation: as at the start, with the documents of -f\n"
     "/stats     what the last answer cost\n"
     "/help      this list\n"
     "/quit      end (or Ctrl-D); Ctrl-C stops an answer\n";
+
+// What an answer over everything was made from, and how soon it began.
+std::string RestoredInWords(const RequestResult& result) {
+  const PruneLedger& pruning = *result.ledger.pruning;
+  const std::string first = FormatSeconds(result.ttft_seconds);
+  if (pruning.resumed_tokens == 0) {
+    return fmt::format(
+        "nothing was parked any more: all {} tokens were read anew, {} to the first "
+        "token",
+        FormatCount(result.prompt_tokens), first);
+  }
+  return fmt::format(
+      "{} tokens were restored from layer {}, nothing is dropped now; {} to the "
+      "first token",
+      FormatCount(pruning.resumed_tokens), pruning.resumed_layers, first);
+}
 
 // Reads lines, answers them, carries out what begins with '/'.
 class Repl {
@@ -77,13 +94,26 @@ class Repl {
       Fail(error);
       return DropFailedTurn(question);
     }
+    Report(record, turn, /*restored=*/false, interrupts);
+    if (record.result.finish_reason == FinishReason::kFailed) DropFailedTurn(question);
+  }
+
+  void Restore() {
+    const InterruptScope interrupts;
+    const RunRecord record = session_.Restore(json_ ? nullptr : &output_, interrupts);
+    Report(record, session_.turns(), /*restored=*/true, interrupts);
+    if (!flags_.quiet && !record.result.tokens.empty()) Warn(RestoredInWords(record.result));
+  }
+
+  void Report(const RunRecord& record, int turn, bool restored, const InterruptScope& interrupts) {
     if (const int signal = interrupts.Pending(); signal != 0) {
       // Ctrl-C at a terminal ends the answer only.
       if (signal != SIGINT || !interactive_) killed_by_ = signal;
       quit_ = killed_by_ != 0;
     }
     if (json_) {
-      nlohmann::ordered_json object = {{"schema", "winnow.chat/1"}, {"turn", turn}};
+      nlohmann::ordered_json object = {
+          {"schema", "winnow.chat/1"}, {"turn", turn}, {"restored", restored}};
       object.update(ToJson(record));
       output_.Write(DumpJson(object, /*indent=*/false) + "\n");
     } else {
@@ -92,7 +122,6 @@ class Repl {
     if (record.result.finish_reason == FinishReason::kFailed) {
       Warn(record.result.error);
       RememberFailure(DescribeError(record.result.error_kind));
-      DropFailedTurn(question);
     }
     if (!json_ && !flags_.quiet && record.result.finish_reason == FinishReason::kContextFull) {
       Warn("the context is full: /reset begins a new conversation");
@@ -128,6 +157,8 @@ class Repl {
       quit_ = true;
     } else if (name == "/reset") {
       Reset();
+    } else if (name == "/restore") {
+      Restore();
     } else if (name == "/stats") {
       PrintStats();
     } else if (name == "/help") {
@@ -135,7 +166,8 @@ class Repl {
     } else if (name == "/add") {
       Add(argument);
     } else {
-      const std::string offer = DidYouMean(name, {"/add", "/reset", "/stats", "/help", "/quit"});
+      const std::string offer =
+          DidYouMean(name, {"/add", "/restore", "/reset", "/stats", "/help", "/quit"});
       Throw(ErrorKind::kUsage, "unknown command '{}'{}", name,
             offer.empty() ? "; /help lists them" : offer);
     }

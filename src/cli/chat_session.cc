@@ -8,6 +8,15 @@
 
 namespace winnow {
 
+namespace {
+
+// Else the turn leaves no trace.
+bool Answered(const RequestResult& result) {
+  return !result.tokens.empty() && result.finish_reason != FinishReason::kFailed;
+}
+
+}  // namespace
+
 int64_t KeptAnswerTokens(const Tokenizer& tokenizer, const RequestResult& result) {
   auto n = static_cast<int64_t>(result.tokens.size());
   if (result.finish_reason != FinishReason::kStopString) {
@@ -34,6 +43,8 @@ size_t ChatSession::Reset() {
   spans_.clear();
   pending_ = first_;
   turns_ = 0;
+  n_asked_ = 0;
+  last_prompt_ = {};
   last_.reset();
   return pending_.documents.size();
 }
@@ -74,23 +85,51 @@ RunRecord ChatSession::Ask(const std::string& question, Output* stream,
     span.end += std::ssize(tokens_);
     spans.push_back(span);
   }
-  ProgressBar progress(!flags_->quiet);
-  Request request =
-      MakeRequest(flags_->generation, tokens, spans, loaded_->engine->context_tokens());
-  RunRecord record =
-      MakeRecord(*loaded_, flags_->generation, turn,
-                 Generate(*loaded_->engine, std::move(request), stream, progress, interrupts));
-  const RequestResult& result = record.result;
-  if (result.tokens.empty() || result.finish_reason == FinishReason::kFailed) return record;
-  const int64_t n_kept = KeptAnswerTokens(*loaded_->tokenizer, result);
+  RunRecord record = Answer(turn, tokens, spans, /*keep_all=*/false, stream, interrupts);
+  if (!Answered(record.result)) return record;
+  n_asked_ = std::ssize(tokens);
   tokens_ = std::move(tokens);
   spans_ = std::move(spans);
-  tokens_.insert(tokens_.end(), result.tokens.begin(), result.tokens.begin() + n_kept);
   record.skipped = std::move(pending_.skipped);
   pending_ = {};
   ++turns_;
-  last_ = record;
+  Keep(turn, record);
   return record;
+}
+
+RunRecord ChatSession::Restore(Output* stream, const InterruptScope& interrupts) {
+  if (!last_.has_value()) Throw(ErrorKind::kUsage, "/restore: no question was answered yet");
+  const std::shared_ptr<const PruneLedger> pruning = last_->result.ledger.pruning;
+  if (pruning == nullptr || pruning->applied_layer == 0) {
+    Throw(ErrorKind::kUsage, "/restore: the last answer is over everything already{}",
+          pruning == nullptr ? "; nothing is dropped without an --arm that prunes" : "");
+  }
+  const std::vector<TokenId> asked(tokens_.begin(), tokens_.begin() + n_asked_);
+  RunRecord record = Answer(last_prompt_, asked, spans_, /*keep_all=*/true, stream, interrupts);
+  if (!Answered(record.result)) return record;
+  record.skipped = last_->skipped;
+  tokens_ = asked;
+  Keep(Prompt(last_prompt_), record);
+  return record;
+}
+
+RunRecord ChatSession::Answer(const Prompt& turn, const std::vector<TokenId>& tokens,
+                              const std::vector<Span>& spans, bool keep_all, Output* stream,
+                              const InterruptScope& interrupts) {
+  ProgressBar progress(!flags_->quiet);
+  Request request =
+      MakeRequest(flags_->generation, tokens, spans, loaded_->engine->context_tokens());
+  request.keep_all = keep_all;
+  return MakeRecord(*loaded_, flags_->generation, turn,
+                    Generate(*loaded_->engine, std::move(request), stream, progress, interrupts));
+}
+
+void ChatSession::Keep(Prompt turn, const RunRecord& record) {
+  const RequestResult& result = record.result;
+  const int64_t n_kept = KeptAnswerTokens(*loaded_->tokenizer, result);
+  tokens_.insert(tokens_.end(), result.tokens.begin(), result.tokens.begin() + n_kept);
+  last_prompt_ = std::move(turn);
+  last_ = record;
 }
 
 }  // namespace winnow

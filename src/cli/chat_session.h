@@ -43,6 +43,12 @@ class ChatSession {
   // fails or throws leaves the conversation as it was.
   RunRecord Ask(const std::string& question, Output* stream, const InterruptScope& interrupts);
 
+  // Answers the last question again, over everything that its arm dropped, from what is parked of
+  // it as far as that is still there; the new answer takes the place of the last one. One that ends
+  // before its first token, fails or throws leaves the conversation as it was. Throws Error(kUsage)
+  // if nothing was dropped.
+  RunRecord Restore(Output* stream, const InterruptScope& interrupts);
+
   int turns() const { return turns_; }
   int64_t n_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   // The last answered turn, if there was one.
@@ -52,6 +58,13 @@ class ChatSession {
   // The new turn alone, to be appended to tokens_.
   Prompt NextTurn(const std::vector<Document>& documents, const std::string& question) const;
 
+  // The answer to `tokens`, which end with `turn`.
+  RunRecord Answer(const Prompt& turn, const std::vector<TokenId>& tokens,
+                   const std::vector<Span>& spans, bool keep_all, Output* stream,
+                   const InterruptScope& interrupts);
+  // The conversation goes on from this answer.
+  void Keep(Prompt turn, const RunRecord& record);
+
   const ChatFlags* flags_;
   LoadedModel* loaded_;
   std::vector<TokenId> tokens_;  // prompts and answers of the finished turns
@@ -59,6 +72,8 @@ class ChatSession {
   DocumentSet first_;            // as the session began
   DocumentSet pending_;          // for the next question
   int turns_ = 0;
+  int64_t n_asked_ = 0;  // of tokens_, up to the last question, without its answer
+  Prompt last_prompt_;   // that turn alone
   std::optional<RunRecord> last_;
 };
 

@@ -25,7 +25,7 @@ using ::winnow::testing::WriteFile;
 using StringList = std::vector<std::string>;
 
 const std::string kPrune =
-    "prefill=entroprefill,uncalibrated=1,layers=1,v=0,eps=0.95,eps_audit=0.9,chunk=32";
+    "prefill=entroprefill,uncalibrated=1,layers=1,v=0,eps=0.95,eps_audit=0.9,chunk=32,must_pay=0";
 
 class Handover : public ::testing::Test {
  protected:

@@ -270,6 +270,10 @@ TEST_F(WithModel, InterruptInMidPrefillKeepsARecord) {
     const json record = json::parse(result.out);
     EXPECT_EQ(record.at("finish_reason"), "cancelled");
     EXPECT_TRUE(record.at("ttft_ms").is_null());
+    const json& document = record.at("documents").at(0);  // which was not read to its end
+    EXPECT_GT(document.at("tokens"), 0);
+    EXPECT_EQ(document.at("kept"), 0);
+    EXPECT_EQ(document.at("read"), 0);
     EXPECT_THAT(result.err, HasSubstr("tokens/s"));
   }
 }

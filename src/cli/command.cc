@@ -16,6 +16,7 @@
 
 #include "cli/auto_profile.h"
 #include "cli/output.h"
+#include "cli/prefill_costs_file.h"
 #include "core/error.h"
 #include "model/model_info.h"
 #include "model/synthetic.h"
@@ -212,6 +213,12 @@ bool WantsAuto(const ModelFlags& flags, const std::vector<std::string>& arms) {
   return wanted;
 }
 
+namespace {
+
+bool Prunes(const std::string& arm) { return arm != kAutoArm && MakePrefillPolicy(arm) != nullptr; }
+
+}  // namespace
+
 LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
                       const std::string& chat_template) {
   EngineOptions engine_options = ToEngineOptions(flags);
@@ -233,6 +240,10 @@ LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& a
   backbone_options.max_tokens =
       std::max<int64_t>(engine_options.prefill_chunk, engine_options.max_batch);
   loaded.backbone = LoadCpuBackbone(loaded.path, loaded.pool.get(), backbone_options);
+  if (std::any_of(arms.begin(), arms.end(), [](const std::string& arm) { return Prunes(arm); })) {
+    engine_options.prefill_costs =
+        ResolvePrefillCosts(flags, loaded.path, loaded.backbone.get(), loaded.pool.get());
+  }
   loaded.engine = std::make_unique<Engine>(loaded.backbone.get(), loaded.tokenizer.get(),
                                            loaded.pool.get(), engine_options);
   return loaded;

@@ -91,9 +91,10 @@ ModelFile ResolveModel(const std::string& name);
 bool WantsAuto(const ModelFlags& flags, const std::vector<std::string>& arms);
 
 // Loads tokenizer and weights, with the Jinja source `chat_template` in place of the file's
-// template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms. Throws
-// what ReadModelInfo (which comes first), ResolveAutoArm (where one of the arms is auto),
-// Tokenizer::Load, LoadCpuBackbone and Engine throw.
+// template unless it is empty, and makes an engine of ToEngineOptions(flags) for these arms; where
+// one prunes, it knows what prefill costs (ResolvePrefillCosts). Throws what ReadModelInfo (which
+// comes first), ResolveAutoArm (where one of the arms is auto), Tokenizer::Load, LoadCpuBackbone
+// and Engine throw.
 LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
                       const std::string& chat_template = "");
 

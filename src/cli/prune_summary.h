@@ -13,7 +13,7 @@ namespace winnow {
 struct DocumentUse {
   std::string id;
   int64_t tokens = 0;
-  int64_t kept = 0;  // tokens that every layer read
+  int64_t kept = 0;  // tokens that every layer read; none before the first token of the answer
   // Share of the observers' attention to all chunks that might have been dropped, summed over this
   // document's; NaN: there was none, or nobody looked.
   double mass = 0;
@@ -26,7 +26,8 @@ std::vector<DocumentUse> UseOfDocuments(const Prompt& prompt, int64_t first_toke
 // What was dropped, or why nothing was: a phrase, without a full stop.
 std::string PruningInWords(const PruneLedger& pruning);
 
-// A line on what was dropped, or why nothing was, a bar for each document, and what the audit says.
+// A line on what was dropped, or why nothing was, a bar for each document, what the audit says, and
+// what it took beside what was foreseen.
 std::string FormatPruning(const PruneLedger& pruning, const std::vector<DocumentUse>& documents);
 
 }  // namespace winnow

@@ -154,6 +154,10 @@ RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, co
   const int64_t first_token = result.prompt_tokens - std::ssize(prompt.tokens);
   std::vector<DocumentUse> documents =
       UseOfDocuments(prompt, first_token, result.ledger.pruning.get());
+  // A layer at a time: no document has passed all of them before the first token.
+  if (result.tokens.empty()) {
+    for (DocumentUse& document : documents) document.kept = 0;
+  }
   return {.model = loaded.name,
           .arm = flags.arm,
           .auto_arm = loaded.auto_arm,

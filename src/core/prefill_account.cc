@@ -34,6 +34,8 @@ const char* Name(PruneOutcome outcome) {
       return "bypass_zero_target";
     case PruneOutcome::kNothingRemovable:
       return "bypass_nothing_removable";
+    case PruneOutcome::kDoesNotPay:
+      return "bypass_does_not_pay";
   }
   return "";
 }

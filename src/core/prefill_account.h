@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ enum class PruneOutcome {
   kNoCandidates,      // nothing in the prompt may be dropped
   kZeroTarget,        // nothing has to be
   kNothingRemovable,  // every chunk has to stay (m0 = k)
+  kDoesNotPay,        // it would take longer, even accepted at the first layer that can be
 };
 
 // As records have them: "accepted", "target_not_met", …; "pruned", "full_context",
@@ -101,6 +103,39 @@ struct PruneChunkAccount {
   // At the accepted layer, else at the last that a removal could be proposed at.
   double score = kUndefined;
   double mass = kUndefined;  // M_i, its share of Z_l
+};
+
+// Seconds of a prompt's layers; the embedding and the logits are left out.
+struct PrefillSeconds {
+  double below = 0;      // layers that all tokens pass
+  double above = 0;      // layers that only the retained ones pass; 0: nothing was dropped
+  double auxiliary = 0;  // scores, scans, audits, parking and compaction
+  double total() const { return below + above + auxiliary; }
+};
+
+// What one prompt was expected to take, before any layer was scored.
+struct PruneForecast {
+  double full = 0;       // without pruning
+  int64_t kept = 0;      // tokens that stay if the target is met to the token
+  int first_layer = 0;   // the first that can be accepted, from 1,
+  PrefillSeconds first;  // and what pruning there takes
+  int last_layer = 0;    // the last
+  PrefillSeconds last;
+  double saving() const { return full - first.total(); }  // (31), at best
+  bool pays() const { return saving() > 0; }
+};
+
+// What it took, beside what was expected of the layer and the chunks that it came to.
+struct PruneCostAccount {
+  std::optional<PruneForecast> forecast;    // none: nobody knows what layers cost, or none was to
+                                            // be scored
+  std::optional<PrefillSeconds> predicted;  // none: nobody knows what layers cost
+  PrefillSeconds measured;
+  // (32), before the auxiliary seconds, and its ends; undefined where layers are not alike, tokens
+  // were there already, or nothing was dropped.
+  double ideal_share = kUndefined;
+  double ideal_low = kUndefined;
+  double ideal_high = kUndefined;
 };
 
 // One request.

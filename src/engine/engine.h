@@ -17,6 +17,7 @@
 #include "kv/page_layout.h"
 #include "model/backbone.h"
 #include "policy/auto_arm.h"
+#include "policy/prefill/prune_forecast.h"
 #include "text/tokenizer.h"
 
 namespace winnow {
@@ -35,6 +36,9 @@ struct EngineOptions {
   std::string model_path;
   PlaneSet planes;   // what sparse arms need (ArmPlanes); a request whose arm needs more is refused
   AutoArm auto_arm;  // the pages also keep what it needs, where the context is long enough for it
+  // What layers take on this machine (MeasurePrefillCosts): then arms that prune leave prompts
+  // alone for which that cannot pay. Unknown: nothing is foreseen.
+  PrefillCosts prefill_costs;
 };
 
 class Engine {

@@ -49,6 +49,9 @@ struct Engine::Impl {
   void StartPrefill(Sequence* sequence);
   void PreferOwnPages(Sequence* sequence, int64_t reusable);
   void RunQuantum(Sequence* sequence, const PlannedQuantum& quantum);
+  // One layer of one chunk; `hidden` [n, E] of its tokens.
+  void RunLayer(Sequence* sequence, const PlannedQuantum& quantum, TensorView<float, 2> hidden,
+                int64_t first_output);
   void FinishPrefill(Sequence* sequence);
   void EmitPromptLogits(Sequence* sequence, int64_t begin, int64_t end);
   void ReportProgress(const Sequence& sequence) const;
@@ -57,12 +60,19 @@ struct Engine::Impl {
   void StartPruning(Sequence* sequence);
   // Starts where a parked prompt with the same beginning was pruned, if there is one.
   void Resume(Sequence* sequence);
+  // Whether it is known what the request's layers take.
+  bool KnowsCosts(const Sequence& sequence) const {
+    return options.prefill_costs.known() && !sequence.request.on_prompt_logits;
+  }
+  // Before any layer is scored: what pruning would take, and whether it is left alone therefore.
+  void ForeseeCosts(Sequence* sequence);
   void FinishLayer(Sequence* sequence);
   void ObserveLayer(Sequence* sequence);
   void Park(Sequence* sequence);
   void Remove(Sequence* sequence);
   void DropBelow(Sequence* sequence);
   void FinishPruning(Sequence* sequence);
+  void CompareCosts(Sequence* sequence);
 
   // engine_decode.cc
   void RunDecode(const std::vector<Sequence*>& batch);

@@ -26,6 +26,7 @@ void Engine::Impl::StartPrefill(Sequence* sequence) {
   s.hidden.Resize((s.n_prompt() - s.n_reused) * config.hidden);
   if (s.pruner != nullptr) StartPruning(sequence);
   if (options.prefix_reuse && !s.request.watches_prompt() && !whole_prompt) Resume(sequence);
+  if (s.pruning != nullptr) ForeseeCosts(sequence);
   s.status.next_token = s.FirstRow(0);
   if (s.policy != nullptr) s.sparse_from = std::min(s.sparse_from, s.n_prompt());
   s.prefill_started = true;
@@ -67,16 +68,7 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
     ScopedTimer timer(s.ledger.prefill.seconds.embed);
     backbone->Embed(std::span(s.request.tokens).subspan(quantum.begin, n), hidden);
   }
-  const bool observes = s.pruning != nullptr && s.pruning->Monitors(quantum.layer + 1);
-  prefill.Run({.kv = &s.kv,
-               .layer = quantum.layer,
-               .positions = s.row_positions().subspan(quantum.begin, n),
-               .hidden = hidden,
-               .first_output = first_output,
-               .memory = s.memory.get(),
-               .probe = s.request.probe,
-               .observers = observes ? &s.pruning->queries : nullptr},
-              &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
+  RunLayer(sequence, quantum, hidden, first_output);
   if (last_layer && s.request.on_prompt_logits)
     EmitPromptLogits(sequence, quantum.begin, quantum.end);
 
@@ -89,6 +81,28 @@ void Engine::Impl::RunQuantum(Sequence* sequence, const PlannedQuantum& quantum)
   }
   ReportProgress(s);
   if (s.status.layer == config.n_layers) FinishPrefill(sequence);
+}
+
+void Engine::Impl::RunLayer(Sequence* sequence, const PlannedQuantum& quantum,
+                            TensorView<float, 2> hidden, int64_t first_output) {
+  Sequence& s = *sequence;
+  SequencePruning* const pruning = s.pruning.get();
+  const bool observes = pruning != nullptr && pruning->Monitors(quantum.layer + 1);
+  double seconds = 0;
+  Timed(seconds, [&] {
+    prefill.Run({.kv = &s.kv,
+                 .layer = quantum.layer,
+                 .positions = s.row_positions().subspan(quantum.begin, hidden.shape[0]),
+                 .hidden = hidden,
+                 .first_output = first_output,
+                 .memory = s.memory.get(),
+                 .probe = s.request.probe,
+                 .observers = observes ? &pruning->queries : nullptr},
+                &s.ledger.prefill.seconds, &s.ledger.prefill.attention);
+  });
+  if (pruning == nullptr) return;
+  PrefillSeconds& measured = pruning->record.cost.measured;
+  (s.rows.empty() ? measured.below : measured.above) += seconds;
 }
 
 void Engine::Impl::ReportProgress(const Sequence& s) const {

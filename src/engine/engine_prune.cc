@@ -72,13 +72,16 @@ void Engine::Impl::StartPruning(Sequence* sequence) {
       s.pruner->policy->NewRun(std::move(problem), s.pruner->profile,
                                {.keep_tables = s.request.keep_tables}),
       config.query_heads, config.head_dim);
+  if (s.request.keep_all) {
+    s.pruning->run->Bypass(PruneOutcome::kZeroTarget, "the request keeps everything");
+  }
 }
 
 void Engine::Impl::Resume(Sequence* sequence) {
   Sequence& s = *sequence;
-  // The last token is always computed, and with pruning all that observe.
+  // The last token is always computed, and where layers are scored all that observe.
   int64_t limit = s.n_prompt() - 1;
-  if (s.pruning != nullptr && !s.pruning->queries.tokens().empty()) {
+  if (s.pruning != nullptr && !s.pruning->run->MonitoredLayers().empty()) {
     limit = std::min(limit, s.pruning->queries.tokens().front());
   }
   const ParkedPrompts::Match match = parked.Find(s.request.tokens, s.n_reused, limit);
@@ -92,6 +95,58 @@ void Engine::Impl::Resume(Sequence* sequence) {
               (match.n_tokens - s.n_reused) * config.hidden, s.hidden.data());
   s.resume_layer = prompt.n_layers;
   s.n_resumed = match.n_tokens;
+}
+
+void Engine::Impl::ForeseeCosts(Sequence* sequence) {
+  Sequence& s = *sequence;
+  SequencePruning& pruning = *s.pruning;
+  const PruneProblem& problem = pruning.run->problem();
+  const PrefillAccount& account = pruning.run->record();
+  const PruneParams& params = s.pruner->policy->params;
+  const int64_t hidden_bytes = parked.BytesOf(1);
+  const int64_t n_rows = s.n_prompt() - s.n_reused;
+  PrefillWork& work = pruning.work;
+  work = {.tokens = s.n_prompt(),
+          .reused = s.n_reused,
+          .resumed_layers = s.resume_layer,
+          .resumed = s.n_resumed,
+          .observers = problem.n_observers(),
+          .monitored = account.monitored_layers,
+          .min_streak = account.min_streak,
+          .target_kept = s.n_prompt() - account.target_saving,
+          .hidden_bytes = static_cast<double>(hidden_bytes)};
+  for (const LayerConfig& layer : config.layers) work.windows.push_back(layer.window);
+  if (params.drop_kv) {
+    work.kv_bytes = static_cast<double>(layout.TokenBytes(1));
+  } else if (parked.Fits(n_rows)) {
+    work.parked_bytes = static_cast<double>(n_rows * hidden_bytes);
+  }
+  if (!KnowsCosts(s) || work.monitored.empty()) return;
+  const std::optional<PruneForecast> forecast = ForeseePruning(options.prefill_costs, work);
+  if (!forecast.has_value()) return;
+  pruning.record.cost.forecast = forecast;
+  if (!forecast->pays() && params.must_pay) {
+    pruning.run->Bypass(PruneOutcome::kDoesNotPay, WhyItDoesNotPay(*forecast));
+  }
+}
+
+// The first token is out. What comes after it, such as dual=lp, is not part of the comparison.
+void Engine::Impl::CompareCosts(Sequence* sequence) {
+  Sequence& s = *sequence;
+  PruneCostAccount& cost = s.pruning->record.cost;
+  cost.measured.auxiliary = s.ledger.prefill.seconds.prune;
+  if (!KnowsCosts(s)) return;
+  const PrefillCosts& costs = options.prefill_costs;
+  const PrefillCourse course{.layers_scored = std::ssize(s.pruning->run->record().layers),
+                             .applied_layer = s.pruning->record.applied_layer,
+                             .kept = s.status.n_prompt};
+  const PrefillWork& work = s.pruning->work;
+  cost.predicted = Foresee(costs, work, course);
+  if (const std::optional<IdealSaving> ideal = ForeseeIdealSaving(costs, work, course)) {
+    cost.ideal_share = ideal->share;
+    cost.ideal_low = ideal->low;
+    cost.ideal_high = ideal->high;
+  }
 }
 
 // The layer's rows are all computed.
@@ -208,6 +263,7 @@ void Engine::Impl::DropBelow(Sequence* sequence) {
 void Engine::Impl::FinishPruning(Sequence* sequence) {
   Sequence& s = *sequence;
   PruneLedger& record = s.pruning->record;
+  CompareCosts(sequence);
   {
     ScopedTimer timer(s.ledger.prefill.seconds.prune);
     s.pruning->run->Finish();

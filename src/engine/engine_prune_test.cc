@@ -39,6 +39,14 @@ class PruningEngine : public ::testing::Test {
     return std::make_unique<Engine>(&backbone_, nullptr, &pool_, options);
   }
 
+  std::unique_ptr<Engine> NewEngineWith(const PrefillCosts& costs) {
+    EngineOptions options;
+    options.kv_dtype = DType::kF32;
+    options.prefill_chunk = 64;
+    options.prefill_costs = costs;
+    return std::make_unique<Engine>(&backbone_, nullptr, &pool_, options);
+  }
+
   static Request RequestOf(const DocumentPrompt& prompt, const std::string& arm, Answer* answer,
                            int64_t n_new = 8) {
     Request request = testing::NewRequest(prompt.tokens, arm, n_new, answer);
@@ -184,6 +192,97 @@ TEST_F(PruningEngine, AWiderSetIsCheaperThanANewPrefill) {
   EXPECT_EQ(wider.logits, Ask(NewEngine().get(), prompt, wide).logits);
   EXPECT_EQ(Pruning(wider).resumed_layers, 2);
   EXPECT_LT(Pruning(wider).rows_computed, Pruning(wider).rows_dense / 2);
+}
+
+// Seconds that no clock has to agree with: only what is concluded from them.
+constexpr PrefillCosts kDearLayers = {.layer = {.linear = 1e-3, .quadratic = 1e-6},
+                                      .last_linear = 1e-4,
+                                      .score = 1e-9,
+                                      .remove = 1e-9,
+                                      .copy = 1e-12};
+constexpr PrefillCosts kDearScores = {
+    .layer = {.linear = 1e-6}, .last_linear = 1e-6, .score = 1e-3, .remove = 1e-3, .copy = 1e-9};
+
+TEST_F(PruningEngine, WhatCannotPayIsLeftAlone) {
+  const DocumentPrompt prompt = MakePrompt(14);
+  const Answer dense = Ask(NewEngine().get(), prompt, "dense");
+  const Answer left = Ask(NewEngineWith(kDearScores).get(), prompt, kPrune);
+  EXPECT_EQ(left.logits, dense.logits);
+  const PruneLedger& pruning = Pruning(left);
+  EXPECT_EQ(pruning.policy.outcome, PruneOutcome::kDoesNotPay);
+  EXPECT_TRUE(pruning.policy.reason.starts_with("it would not pay: with "))
+      << pruning.policy.reason;
+  EXPECT_TRUE(pruning.policy.layers.empty());
+  EXPECT_EQ(pruning.rows_computed, pruning.rows_dense);
+  ASSERT_TRUE(pruning.cost.forecast.has_value());
+  EXPECT_FALSE(pruning.cost.forecast->pays());
+  ASSERT_TRUE(pruning.cost.predicted.has_value());
+  EXPECT_EQ(pruning.cost.predicted->total(), pruning.cost.forecast->full);
+  EXPECT_EQ(pruning.cost.measured.above, 0);
+  EXPECT_TRUE(std::isnan(pruning.cost.ideal_share));
+  // The arm may insist.
+  const Answer insists = Ask(NewEngineWith(kDearScores).get(), prompt, kPrune + ",must_pay=0");
+  EXPECT_EQ(insists.logits, Ask(NewEngine().get(), prompt, kPrune).logits);
+  EXPECT_EQ(Pruning(insists).policy.outcome, PruneOutcome::kPruned);
+  EXPECT_FALSE(Pruning(insists).cost.forecast->pays());
+}
+
+TEST_F(PruningEngine, WhatPaysIsComparedAfterwards) {
+  const DocumentPrompt prompt = MakePrompt(15);
+  const Answer unforeseen = Ask(NewEngine().get(), prompt, kPrune);
+  EXPECT_FALSE(Pruning(unforeseen).cost.forecast.has_value());
+  EXPECT_FALSE(Pruning(unforeseen).cost.predicted.has_value());
+  EXPECT_GT(Pruning(unforeseen).cost.measured.above, 0);
+
+  const auto engine = NewEngineWith(kDearLayers);
+  const Answer pruned = Ask(engine.get(), prompt, kPrune);
+  EXPECT_EQ(pruned.logits, unforeseen.logits);
+  const PruneCostAccount& cost = Pruning(pruned).cost;
+  ASSERT_TRUE(cost.forecast.has_value());
+  EXPECT_TRUE(cost.forecast->pays());
+  EXPECT_EQ(cost.forecast->first_layer, 2);
+  EXPECT_EQ(cost.forecast->last_layer, 2);
+  // Two layers of all tokens; the third, and last, of what stayed.
+  const auto n = static_cast<double>(prompt.tokens.size());
+  const double kept = n - static_cast<double>(Pruning(pruned).policy.removed_tokens);
+  ASSERT_TRUE(cost.predicted.has_value());
+  EXPECT_DOUBLE_EQ(cost.predicted->below, 2 * (1e-3 * n + 1e-6 * n * n));
+  EXPECT_DOUBLE_EQ(cost.predicted->above, 1e-4 * kept);
+  EXPECT_GT(cost.predicted->auxiliary, 0);
+  EXPECT_GT(cost.measured.below, 0);
+  EXPECT_GT(cost.measured.above, 0);
+  EXPECT_GT(cost.measured.auxiliary, 0);
+  EXPECT_LE(cost.ideal_low, cost.ideal_share);
+  EXPECT_LE(cost.ideal_share, cost.ideal_high);
+  EXPECT_DOUBLE_EQ(cost.ideal_low, (1 - 2.0 / 3) * (1 - kept / n));
+
+  // The next question computes two layers of itself only, and is foreseen to.
+  DocumentPrompt second = prompt;
+  std::ranges::copy(RandomTokens(kQuestion, 78), second.tokens.begin() + kDocuments);
+  const Answer resumed = Ask(engine.get(), second, kPrune);
+  ASSERT_GT(Pruning(resumed).resumed_tokens, 0);
+  EXPECT_LT(Pruning(resumed).cost.forecast->full, 0.3 * cost.forecast->full);
+  EXPECT_TRUE(std::isnan(Pruning(resumed).cost.ideal_share));
+}
+
+TEST_F(PruningEngine, EverythingComesBackWhereNothingMayBeDropped) {
+  const auto engine = NewEngineWith(kDearLayers);
+  const DocumentPrompt prompt = MakePrompt(16);
+  const Answer pruned = Ask(engine.get(), prompt, kPrune);
+  ASSERT_EQ(Pruning(pruned).policy.outcome, PruneOutcome::kPruned);
+  Answer whole;
+  Request request = RequestOf(prompt, kPrune, &whole);
+  request.keep_all = true;
+  whole.result = engine->Run(std::move(request));
+  EXPECT_EQ(whole.logits, Ask(NewEngine().get(), prompt, "dense").logits);
+  EXPECT_EQ(Pruning(whole).policy.outcome, PruneOutcome::kZeroTarget);
+  EXPECT_EQ(Pruning(whole).policy.reason, "the request keeps everything");
+  EXPECT_EQ(Pruning(whole).resumed_layers, 2);
+  EXPECT_GT(Pruning(whole).resumed_tokens, kDocuments - 32);
+  EXPECT_LT(Pruning(whole).rows_computed, Pruning(whole).rows_dense / 2);
+  EXPECT_FALSE(Pruning(whole).cost.forecast.has_value());
+  ASSERT_TRUE(Pruning(whole).cost.predicted.has_value());
+  EXPECT_LT(Pruning(whole).cost.predicted->below, Pruning(pruned).cost.predicted->below / 2);
 }
 
 TEST_F(PruningEngine, PinnedChunksStay) {

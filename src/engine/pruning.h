@@ -10,6 +10,7 @@
 #include "attention/observers.h"
 #include "ledger/ledger.h"
 #include "policy/prefill/prefill_policy.h"
+#include "policy/prefill/prune_forecast.h"
 
 namespace winnow {
 
@@ -32,6 +33,7 @@ struct SequencePruning {
   std::unique_ptr<PruneRun> run;
   ObserverQueries queries;
   PruneDecision decision;  // the last one
+  PrefillWork work;        // set once it is known what is there already
   PruneLedger record;
 };
 

@@ -67,6 +67,7 @@ struct Request {
   std::vector<TokenId> forced_tokens;
   std::string arm = "auto";
   bool keep_tables = false;  // constraint tables of pruning in the record
+  bool keep_all = false;     // nothing is dropped, whatever the arm says: what was comes back
   // A file (kv/kv_file.h) that hands the prompt's pages, pruned or not, to another process: the
   // request writes them and ends with its first token, whatever max_new_tokens says.
   std::string save_kv;

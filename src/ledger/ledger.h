@@ -51,6 +51,7 @@ struct PruneLedger {
   // ‖o − o_R‖ and of ‖o‖; empty: nothing was dropped.
   std::vector<double> output_change;
   std::vector<double> output_norm;
+  PruneCostAccount cost;
 };
 
 struct RequestLedger {

@@ -66,6 +66,30 @@ ordered_json ChunksJson(const std::vector<PruneChunkAccount>& chunks) {
   return list;
 }
 
+ordered_json SecondsJson(const PrefillSeconds& seconds) {
+  return {{"below", seconds.below},
+          {"above", seconds.above},
+          {"auxiliary", seconds.auxiliary},
+          {"total", seconds.total()}};
+}
+
+ordered_json ForecastJson(const PruneForecast& forecast) {
+  return {{"full", forecast.full},
+          {"kept_tokens", forecast.kept},
+          {"first", {{"layer", forecast.first_layer}, {"seconds", SecondsJson(forecast.first)}}},
+          {"last", {{"layer", forecast.last_layer}, {"seconds", SecondsJson(forecast.last)}}},
+          {"saving", forecast.saving()},
+          {"pays", forecast.pays()}};
+}
+
+ordered_json CostJson(const PruneCostAccount& cost) {
+  return {{"forecast", cost.forecast ? ForecastJson(*cost.forecast) : ordered_json(nullptr)},
+          {"predicted", cost.predicted ? SecondsJson(*cost.predicted) : ordered_json(nullptr)},
+          {"measured", SecondsJson(cost.measured)},
+          {"ideal_saving",
+           {{"share", cost.ideal_share}, {"low", cost.ideal_low}, {"high", cost.ideal_high}}}};
+}
+
 // Runs of retained positions, [first, end).
 ordered_json RetainedJson(const PrefillAccount& policy) {
   ordered_json runs = ordered_json::array();
@@ -125,6 +149,7 @@ ordered_json ToJson(const PruneLedger& pruning, LedgerDetail detail) {
       {"output_norm", pruning.output_norm},
       {"chunks", ChunksJson(p.chunks)},
       {"retained", RetainedJson(p)},
+      {"cost", CostJson(pruning.cost)},
       {"seconds", p.seconds()}};
   if (detail == LedgerDetail::kFull) json["audit"]["indices"] = p.audit_draws;
   return json;

@@ -14,12 +14,12 @@ PruningCost ComputePruningCost(std::span<const LayerCost> layers, const PruningP
                layers.size());
   PruningCost cost;
   for (const LayerCost& layer : layers) cost.full += layer.At(plan.tokens);
-  for (const LayerCost& layer : layers.first(plan.accepted)) cost.pruned += layer.At(plan.tokens);
+  for (const LayerCost& layer : layers.first(plan.accepted)) cost.shallow += layer.At(plan.tokens);
   for (const LayerCost& layer : layers.subspan(plan.accepted)) {
-    cost.pruned += layer.At(plan.kept);
+    cost.deep += layer.At(plan.kept);
     cost.deep_removed += layer.At(plan.tokens) - layer.At(plan.kept);
   }
-  cost.pruned += plan.auxiliary;
+  cost.pruned = cost.shallow + cost.deep + plan.auxiliary;
   // Not full − pruned, whose shallow layers would cancel with rounding.
   cost.saving = cost.deep_removed - plan.auxiliary;
   return cost;

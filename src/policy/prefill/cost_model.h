@@ -16,6 +16,7 @@ struct LayerCost {
   double quadratic = 0;  // b >= 0
 
   double At(double tokens) const { return (linear + quadratic * tokens) * tokens; }
+  bool operator==(const LayerCost&) const = default;
 };
 
 struct PruningPlan {
@@ -27,7 +28,9 @@ struct PruningPlan {
 
 struct PruningCost {
   double full = 0;          // Σ F_l(T)
-  double pruned = 0;        // (31)
+  double shallow = 0;       // of it layers 1..l*
+  double deep = 0;          // layers above, Σ F_l(T')
+  double pruned = 0;        // (31): shallow + deep + F_aux
   double deep_removed = 0;  // what the layers above l* no longer do
   double saving = 0;        // deep_removed − F_aux
 

@@ -106,6 +106,7 @@ PruneParams PruneParams::FromParams(Params& params) {
   out.linear_program = params.Choice("dual", "single", {"single", "lp"}) == "lp";
   out.sinks = params.Int("sinks", 4, 0, kMostTokens);
   out.observers = params.Int("observers", 64, 1, kMostTokens);
+  out.must_pay = params.Int("must_pay", 1, 0, 1) == 1;
   out.drop_kv = params.Choice("pruned_kv", "keep", {"keep", "drop"}) == "drop";
   return out;
 }

@@ -32,6 +32,7 @@ struct PruneParams {
   bool linear_program = false;  // dual=lp
   int64_t sinks = 4;
   int64_t observers = 64;  // the last ones after the documents; all if there are fewer
+  bool must_pay = true;    // prompts for which pruning is not expected to pay are left alone
   bool drop_kv = false;    // decode does not read what was dropped in the layers up to l*
   std::string profile;     // built-in name or file; empty: the model's own
   bool uncalibrated = false;

@@ -86,6 +86,8 @@ std::string WhyBypassed(PruneOutcome outcome, const std::vector<PruneLayerAccoun
       return "the documents are within the target already";
     case PruneOutcome::kNothingRemovable:
       return "m0 keeps every chunk";
+    case PruneOutcome::kDoesNotPay:
+      return "it would not pay";
   }
   return "";
 }
@@ -149,6 +151,20 @@ void PruneRun::FixAudit(const PruneParams& params) {
 bool PruneRun::IsUninformative(const LayerRules& rules) const {
   return AuditIsUninformative(audit_rule_, problem_.first_proposal == 0, rules.eps,
                               rules.eps_audit);
+}
+
+void PruneRun::Bypass(PruneOutcome outcome, std::string reason) {
+  WINNOW_CHECK(account_.layers.empty());
+  if (account_.outcome != PruneOutcome::kFullContext) return;
+  account_.outcome = outcome;
+  account_.reason = std::move(reason);
+  // As for a bypass that is known from the start: no layer is looked at, no audit can run.
+  layers_.clear();
+  layer_rules_.clear();
+  account_.monitored_layers.clear();
+  account_.audit_draws.clear();
+  account_.audit_vacuous = false;
+  account_.audit_uninformative = false;
 }
 
 PruneDecision PruneRun::Observe(int layer, const LayerObservation& observation) {
@@ -275,7 +291,7 @@ void PruneRun::Accept(const PruneCandidate& candidate, const LayerObservation& o
 
 PruneOutcome PruneRun::Finish() {
   if (linear_program_) BoundByLinearPrograms();
-  account_.reason = WhyBypassed(account_.outcome, account_.layers);
+  if (account_.reason.empty()) account_.reason = WhyBypassed(account_.outcome, account_.layers);
   return account_.outcome;
 }
 

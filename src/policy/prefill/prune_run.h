@@ -42,6 +42,10 @@ class PruneRun {
   // From 1, rising. Empty if no layer has to be scored at all.
   const std::vector<int>& MonitoredLayers() const { return layers_; }
 
+  // Nothing is dropped, for a reason that is known before any layer was seen; a bypass that was
+  // known already stays. Not after Observe.
+  void Bypass(PruneOutcome outcome, std::string reason);
+
   // The next monitored layer. Not after one was accepted.
   PruneDecision Observe(int layer, const LayerObservation& observation);
 

@@ -199,6 +199,21 @@ TEST(PruneRun, BypassesBeforeAnyLayerIsScored) {
   EXPECT_EQ(empty->Finish(), PruneOutcome::kNoCandidates);
 }
 
+TEST(PruneRun, IsToldOfABypass) {
+  TestRun run("prefill=entroprefill", MakeProblem({}));
+  EXPECT_FALSE(run->MonitoredLayers().empty());
+  run->Bypass(PruneOutcome::kDoesNotPay, "too dear");
+  EXPECT_THAT(run->MonitoredLayers(), IsEmpty());
+  EXPECT_THAT(run->record().monitored_layers, IsEmpty());
+  EXPECT_EQ(run->Finish(), PruneOutcome::kDoesNotPay);
+  EXPECT_EQ(run->record().reason, "too dear");
+  // What was known before stays.
+  TestRun known("prefill=entroprefill,keep=1", MakeProblem({}));
+  known->Bypass(PruneOutcome::kDoesNotPay, "too dear");
+  EXPECT_EQ(known->Finish(), PruneOutcome::kZeroTarget);
+  EXPECT_NE(known->record().reason, "too dear");
+}
+
 TEST(PruneRun, OneTokenChunksAndTwoThousandOfThem) {
   Rng rng(1);
   for (const auto& chunks :
