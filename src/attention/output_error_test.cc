@@ -269,6 +269,24 @@ TEST_F(PlantedValue, IsReadAtLast) {
   }
 }
 
+// The others are estimated again, to the same bits.
+TEST_F(OutputErrorTest, OnlyHeadsAboveToleranceReadMore) {
+  const auto layer = NewLayer(22, 40 * kSlots, 3, 2);
+  Shape(6, *layer);  // of KV head 0
+  std::fill_n(layer->value(11 * kSlots + 5, 1).begin(), kDim, 5e4f);
+  layer->Store(threads_);
+  for (const std::string& residual : Residuals()) {
+    const Attended as_it_is = Attend(ArmOf("sketch", residual), *layer);
+    const Attended attended = Attend(ArmOf("sketch", residual, "budget=64,tol_error=0.5"), *layer);
+    EXPECT_EQ(std::max(attended.account.fallback_error, attended.account.widened_error), 1)
+        << residual;
+    EXPECT_LE(attended.account.heads[1].error_max, 1.5) << residual;
+    EXPECT_EQ(attended.account.heads[0].error, as_it_is.account.heads[0].error) << residual;
+    EXPECT_EQ(attended.account.heads[0].dense + attended.account.heads[0].widened, 0) << residual;
+    for (int i = 0; i < 3 * kDim; ++i) EXPECT_EQ(attended.out[i], as_it_is.out[i]) << residual;
+  }
+}
+
 TEST_F(PlantedValue, MayBeReadAtOnceOrOnlyReported) {
   const AttentionAccount dense = Attend(Blind(",tol_error=0.5,fallback=dense"), *layer_).account;
   EXPECT_EQ(dense.widened_error, 0);
