@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 
@@ -153,18 +154,18 @@ std::span<const double> Distances(const ReadPart& read, std::span<const UnreadPa
 
 // The error that is possible whatever the masses are.
 double TrivialBound(const ReadPart& read, std::span<const UnreadPart> parts,
-                    std::span<const double> distances) {
+                    std::span<const double> distances, double rounding) {
   double bound = std::isfinite(read.log_mass) ? distances.back() + read.out_error : 0;
   for (size_t p = 0; p < parts.size(); ++p) {
     bound = std::max(bound, distances[p] + parts[p].value_radius);
   }
-  return bound + ValueRounding(read, parts);
+  return bound + rounding;
 }
 
-template <typename ErrorOfMass>
+template <typename ErrorsOfMasses>
 double MaximizeError(const ReadPart& read, std::span<const UnreadPart> parts, double log_scale,
                      BoundScratch& scratch, std::span<double> contributions,
-                     const ErrorOfMass& error_of_mass) {
+                     const ErrorsOfMasses& errors_of_masses) {
   scratch.terms.clear();
   const auto add = [&](size_t p, const UnreadPart& part) {
     // What would underflow is rounded outward: next to intervals that reach over a thousand nats,
@@ -173,7 +174,8 @@ double MaximizeError(const ReadPart& read, std::span<const UnreadPart> parts, do
     if (lo < kSmallestMass) lo = 0;
     double hi = std::max(std::exp(part.log_mass.hi - log_scale), kSmallestMass);
     if (part.log_mass.hi == -kInfinity) hi = 0;
-    scratch.terms.push_back({lo, hi, error_of_mass(p, part, lo), error_of_mass(p, part, hi)});
+    const auto [error_lo, error_hi] = errors_of_masses(p, part, lo, hi);
+    scratch.terms.push_back({lo, hi, error_lo, error_hi});
   };
   for (size_t p = 0; p < parts.size(); ++p) add(p, parts[p]);
   add(parts.size(), AsPart(read));
@@ -188,9 +190,12 @@ double MaximizeByValues(const ReadPart& read, std::span<const UnreadPart> parts,
                         std::span<const double> distances, double rounding, BoundScratch& scratch,
                         std::span<double> contributions) {
   return MaximizeError(read, parts, log_scale, scratch, contributions,
-                       [&](size_t p, const UnreadPart& part, double mass) {
-                         if (mass == 0) return 0.0;
-                         return mass * (distances[p] + rounding + part.value_error);
+                       [&](size_t p, const UnreadPart& part, double lo, double hi) {
+                         const double error = distances[p] + rounding + part.value_error;
+                         const auto at = [error](double mass) {
+                           return mass == 0 ? 0 : mass * error;
+                         };
+                         return std::pair(at(lo), at(hi));
                        });
 }
 
@@ -198,11 +203,14 @@ double MaximizeByMasses(const ReadPart& read, std::span<const UnreadPart> parts,
                         std::span<const double> distances, double rounding, BoundScratch& scratch,
                         std::span<double> contributions) {
   return MaximizeError(read, parts, log_scale, scratch, contributions,
-                       [&](size_t p, const UnreadPart& part, double mass) {
+                       [&](size_t p, const UnreadPart& part, double lo, double hi) {
                          const double estimate = std::exp(part.log_estimate - log_scale);
-                         const double missed =
-                             std::abs(mass - estimate) * (distances[p] + rounding);
-                         return mass == 0 ? missed : mass * part.value_error + missed;
+                         const double distance = distances[p] + rounding;
+                         const auto at = [&](double mass) {
+                           const double missed = std::abs(mass - estimate) * distance;
+                           return mass == 0 ? missed : mass * part.value_error + missed;
+                         };
+                         return std::pair(at(lo), at(hi));
                        });
 }
 
@@ -284,7 +292,8 @@ ErrorBound BoundDropped(const ReadPart& read, std::span<const UnreadPart> parts,
   ErrorBound result;
   if (SettleSimpleCases(read, parts, contributions, result)) return result;
   const std::span<const double> distances = Distances(read, parts, read.out, scratch);
-  const double trivial = TrivialBound(read, parts, distances);
+  const double rounding = ValueRounding(read, parts);
+  const double trivial = TrivialBound(read, parts, distances, rounding);
   const double log_scale = LargestLogMass(read, parts);
   if (!std::isfinite(log_scale)) {
     BlameUnbounded(parts, contributions);
@@ -293,7 +302,7 @@ ErrorBound BoundDropped(const ReadPart& read, std::span<const UnreadPart> parts,
   }
   const double bound =
       MaximizeByValues(read, parts, log_scale, distances, 0, scratch, contributions);
-  Conclude(bound + ValueRounding(read, parts), trivial, result);
+  Conclude(bound + rounding, trivial, result);
   return result;
 }
 
@@ -327,7 +336,8 @@ CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> 
     return result;
   }
   const std::span<const double> distances = Distances(read, parts, completed, scratch);
-  const double trivial = TrivialBound(read, parts, distances);
+  const double rounding = ValueRounding(read, parts);
+  const double trivial = TrivialBound(read, parts, distances, rounding);
   const double log_scale = LargestLogMass(read, parts);
   if (!std::isfinite(log_scale)) {
     result.by_masses = kInfinity;
@@ -338,7 +348,6 @@ CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> 
   }
   // ô is off by its rounding, which A multiplies by Ẑ/Z; where an estimate dwarfs what is there,
   // that is not small.
-  const double rounding = ValueRounding(read, parts);
   result.by_values =
       rounding + MaximizeByValues(read, parts, log_scale, distances, rounding, scratch, {});
   result.by_masses = rounding + MaximizeByMasses(read, parts, log_scale, distances, rounding,
@@ -361,10 +370,10 @@ ErrorBound BoundOutput(const ReadPart& read, std::span<const UnreadPart> parts,
     return {kInfinity, {result.statement.kind, Standing::kNotFinite}};
   }
   const std::span<const double> distances = Distances(read, parts, output, scratch);
-  const double trivial = TrivialBound(read, parts, distances);
   // The output is one more vector whose norm may be the largest.
   const double rounding = ValueRounding(read, parts) +
                           8 * static_cast<double>(output.size() + 8) * kEpsilon * Norm(output);
+  const double trivial = TrivialBound(read, parts, distances, rounding);
   double farthest = 0;
   for (size_t p = 0; p < parts.size(); ++p) {
     farthest = std::max(farthest, distances[p] + parts[p].value_error);
