@@ -7,7 +7,7 @@
 
 namespace winnow {
 
-static_assert(static_cast<int>(StatementKind::kEstimate) + 1 == StatementAccount::kKinds);
+static_assert(static_cast<int>(StatementKind::kEstimate) + 1 == KindCounts::kKinds);
 
 void SparseDecode::Account(const DecodePolicy& policy, int layer,
                            std::span<const SparseSlot> slots) const {
@@ -53,20 +53,26 @@ void SparseDecode::AccountHead(const DecodePolicy& policy, size_t head, Attentio
   const Head& h = heads_[head];
   const bool capped = policy.rule.fallback == Fallback::kCap;
   account->widened += h.choice.widened > 0 ? 1 : 0;
-  account->widened_certificate += h.widened > 0 ? 1 : 0;
+  account->widened_certificate += h.share.widened > 0 ? 1 : 0;
+  account->widened_error += h.error.widened > 0 ? 1 : 0;
   account->fallback_mass += h.choice.all_for_tolerance ? 1 : 0;
-  account->fallback_certificate += h.dense && !h.not_finite ? 1 : 0;
+  account->fallback_certificate += h.share.dense && !h.not_finite ? 1 : 0;
+  account->fallback_error += h.error.dense && !h.not_finite ? 1 : 0;
   account->fallback_gap += h.small_gap && !capped ? 1 : 0;
   account->fallback_not_finite += h.choice.not_finite || h.not_finite ? 1 : 0;
   account->capped_mass += h.choice.over_tolerance ? 1 : 0;
-  account->capped_certificate += h.over_tolerance && capped ? 1 : 0;
+  account->capped_certificate += h.share.over_tolerance && capped ? 1 : 0;
+  account->capped_error += h.error.over_tolerance && capped ? 1 : 0;
   account->capped_gap += h.small_gap && capped ? 1 : 0;
   ++of_head->steps;
   of_head->tokens_read += h.outcome.tokens_read;
-  of_head->widened += h.choice.widened + h.widened > 0 ? 1 : 0;
+  of_head->widened += h.choice.widened + h.share.widened + h.error.widened > 0 ? 1 : 0;
   of_head->dense += h.choice.unread.empty() ? 1 : 0;
   if (!policy.certify) return;
-  for (int r = 0; r < group_; ++r) AccountMass(policy, head, r, account, of_head);
+  for (int r = 0; r < group_; ++r) {
+    AccountMass(policy, head, r, account, of_head);
+    if (policy.certifier) AccountError(head * group_ + r, account, of_head);
+  }
 }
 
 // Shares of one query head: Z_E was computed, Z_U is the selector's estimate of the unread mass,
@@ -137,6 +143,22 @@ void SparseDecode::AccountStatement(const DecodePolicy& policy, size_t head, int
   of_head->lo += share.lo;
   of_head->hi += share.hi;
   of_head->hi_max = std::max(of_head->hi_max, share.hi);
+}
+
+void SparseDecode::AccountError(size_t row, AttentionAccount* account, HeadAccount* of_head) const {
+  const OutputError& error = errors_[row];
+  OutputErrorAccount& errors = account->output_errors;
+  if (error.statement.standing == Standing::kNotFinite || !std::isfinite(log_mass_[row])) {
+    ++errors.not_finite;
+    return;
+  }
+  const auto kind = static_cast<size_t>(error.statement.kind);
+  ++errors.by_kind[kind];
+  if (error.statement.standing == Standing::kVacuous) ++errors.vacuous[kind];
+  errors.AddBound(error.bound, error.relative());
+  ++of_head->error_bounds;
+  of_head->error += error.relative();
+  of_head->error_max = std::max(of_head->error_max, error.relative());
 }
 
 }  // namespace winnow

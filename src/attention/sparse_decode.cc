@@ -33,6 +33,7 @@ void SparseDecode::Attend(DecodePolicy& policy, int layer, const DecodeAttention
   Timed(seconds->attention, [&] { Read(policy, slots, params, seconds); });
   if (policy.certifier) Timed(seconds->certify, [&] { Certify(policy, step, slots); });
   if (policy.residual) Timed(seconds->estimate, [&] { Estimate(policy, step); });
+  if (policy.certifier) Timed(seconds->certify, [&] { CertifyOutput(policy, step, slots); });
   Timed(seconds->account, [&] { Account(policy, layer, slots); });
   if (policy.residual) Timed(seconds->estimate, [&] { Merge(slots); });
 }
@@ -68,7 +69,7 @@ void SparseDecode::Prepare(const DecodePolicy& policy, std::span<const SparseSlo
 
 void SparseDecode::Select(DecodePolicy& policy, int layer, std::span<const SparseSlot> slots) {
   const int kv_heads = layout_->kv_heads;
-  if (policy.residual) policy.residual->Begin(std::ssize(heads_));
+  if (policy.residual && !policy.certifier) policy.residual->Begin(std::ssize(heads_));
   pool_->ForEach(std::ssize(heads_), [&](int64_t h, int /*thread*/) {
     const int64_t slot = h / kv_heads;
     Choose(policy, slots[slot], slot, static_cast<int>(h % kv_heads), &heads_[h]);
@@ -111,8 +112,8 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot, in
   if (head->small_gap && policy.rule.fallback != Fallback::kCap) {
     head->choice.ReadMore(head->pooled, std::ssize(head->choice.unread));
   }
-  head->over_tolerance = head->not_finite = head->dense = false;
-  head->widened = 0;
+  head->share = head->error = {};
+  head->not_finite = false;
 
   const auto n_pages = std::ssize(kv.pages);
   head->ids.clear();
@@ -190,6 +191,7 @@ void SparseDecode::AddQuery(std::span<const SparseSlot> slots, size_t head,
 
 void SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
   if (policy.certifier) {
+    policy.residual->Begin(std::ssize(heads_));
     pool_->ForEach(std::ssize(heads_),
                    [&](int64_t h, int /*thread*/) { Plan(policy, step.layer, h); });
   }

@@ -39,6 +39,12 @@ class SparseDecode {
               std::span<const SparseSlot> slots, StageSeconds* seconds);
 
  private:
+  // What was done about one certified figure of a head.
+  struct Verdict {
+    bool over_tolerance = false;
+    int widened = 0;     // times that more was read for it
+    bool dense = false;  // everything was read for it
+  };
   // One KV head of one slot.
   struct Head {
     MiddlePages middle;
@@ -51,10 +57,10 @@ class SparseDecode {
     bool small_gap = false;         // the best scores lie closer than the rule's gap
 
     // Of certification: reading more is a loop over the heads that are not done.
-    bool over_tolerance = false;  // the certificate's upper end is
-    bool not_finite = false;      // there was no certificate
-    int widened = 0;              // times that more was read for it
-    bool dense = false;           // everything was read for it
+    Verdict share;            // of the unread mass,
+    Verdict error;            // and of the output
+    bool not_finite = false;  // there was no certificate
+    PageBounds bounds;        // what it rests on
     std::vector<PageId> more_ids;
   };
   struct Bytes {
@@ -77,11 +83,20 @@ class SparseDecode {
   void Estimate(DecodePolicy& policy, const LayerStep& step);
   void Merge(std::span<const SparseSlot> slots);
 
-  // sparse_certify.cc: intervals of every head's unread share; heads above tolerance read more.
+  // sparse_certify.cc: intervals of every head's unread share, and then, with the residual's
+  // estimates, bounds of its output's error; heads above tolerance read more.
   void Certify(DecodePolicy& policy, const LayerStep& step, std::span<const SparseSlot> slots);
-  void Bound(DecodePolicy& policy, const LayerStep& step);
-  bool NeedsMore(const ReadRule& rule, size_t head);
-  void ReadMore(const ReadRule& rule, const LayerStep& step, std::span<const SparseSlot> slots);
+  void CertifyOutput(DecodePolicy& policy, const LayerStep& step,
+                     std::span<const SparseSlot> slots);
+  void OpenAllHeads();
+  void FindReadHeads();
+  void BoundShares(DecodePolicy& policy, const LayerStep& step);
+  void BoundErrors(const DecodePolicy& policy, const LayerStep& step,
+                   std::span<const SparseSlot> slots);
+  bool ShareNeedsMore(const ReadRule& rule, size_t head);
+  bool ErrorNeedsMore(const ReadRule& rule, size_t head);
+  void ReadMore(const ReadRule& rule, const LayerStep& step, std::span<const SparseSlot> slots,
+                Verdict Head::*cause);
 
   // sparse_account.cc: what was read, and where the mass went.
   void Account(const DecodePolicy& policy, int layer, std::span<const SparseSlot> slots) const;
@@ -92,6 +107,7 @@ class SparseDecode {
   void AccountStatement(const DecodePolicy& policy, size_t head, int r,
                         std::optional<double> estimate, AttentionAccount* account,
                         HeadAccount* of_head) const;
+  void AccountError(size_t row, AttentionAccount* account, HeadAccount* of_head) const;
 
   ThreadPool* pool_;
   const PageLayout* layout_ = nullptr;
@@ -111,6 +127,11 @@ class SparseDecode {
   std::vector<size_t> open_;               // heads that are to be certified
   std::vector<ReadHead> read_heads_;
   std::vector<ShareInterval> open_shares_;
+  OutputErrors output_errors_;
+  std::vector<OutputError> errors_;  // [slots, H], certified
+  std::vector<OutputHead> output_heads_;
+  std::vector<OutputError> open_errors_;
+  AlignedBuffer<float> merged_;         // [open, R, D] with what stands for the rest
   AlignedBuffer<float> more_;           // [open, R, D]
   AlignedBuffer<float> more_log_mass_;  // [open, R]
   std::vector<DecodeQuery> queries_;

@@ -111,11 +111,16 @@ std::string SparseLine(const AttentionAccount& a) {
   }
   const StatementAccount& statements = a.statements;
   if (statements.intervals > 0) {
-    int64_t vacuous = 0;
-    for (int64_t count : statements.vacuous) vacuous += count;
     const auto n = static_cast<double>(statements.intervals);
     line += fmt::format("; unread mass bounded by {} (mean), {} of the bounds vacuous",
-                        Percent(statements.hi, n), Percent(static_cast<double>(vacuous), n));
+                        Percent(statements.hi, n),
+                        Percent(static_cast<double>(statements.AllVacuous()), n));
+  }
+  if (const OutputErrorAccount& errors = a.output_errors; errors.bounds > 0) {
+    const auto n = static_cast<double>(errors.bounds);
+    line += fmt::format("; error of the outputs at most {} of their norm (mean), {} vacuous",
+                        Percent(errors.relative, n),
+                        Percent(static_cast<double>(errors.AllVacuous()), n));
   }
   if (a.mass_heads == 0 && statements.intervals == 0) line += "; the unread mass is not known";
   return line + "\n";

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 namespace winnow {
@@ -44,23 +45,60 @@ struct SolverAccount {
   }
 };
 
-// What was stated of the unread shares of query heads of sparse layer-steps.
-struct StatementAccount {
-  static constexpr int kKinds = 5;  // policy/certify/statement.h: exact to estimate
-  static constexpr int kWidths = 62;
+// Counts by size: [0, 1e-6), then ten for each power of ten up to 10^kTop, the last with all above.
+template <int kTop>
+struct DecadeCounts {
+  static constexpr int kBins = 10 * (6 + kTop) + 2;
+  std::array<int64_t, kBins> bins{};
+
+  void Add(double x) {
+    const double bin = x < 1e-6 ? 0 : 1 + std::floor(10 * (std::log10(x) + 6));
+    ++bins[static_cast<size_t>(std::clamp(bin, 0.0, kBins - 1.0))];
+  }
+  // What at least this share of the `n` that were added, none above `max`, does not exceed; 0 for
+  // none.
+  double Quantile(double share, int64_t n, double max) const {
+    double needed = share * static_cast<double>(n);
+    for (int bin = 0; bin < kBins - 1; ++bin) {
+      needed -= static_cast<double>(bins[bin]);
+      if (needed <= 0) return std::min(max, std::pow(10.0, bin / 10.0 - 6));
+    }
+    return max;
+  }
+  DecadeCounts& operator+=(const DecadeCounts& other) {
+    for (int bin = 0; bin < kBins; ++bin) bins[bin] += other.bins[bin];
+    return *this;
+  }
+};
+
+// Statements by their kind (policy/certify/statement.h: exact to estimate).
+struct KindCounts {
+  static constexpr int kKinds = 5;
 
   std::array<int64_t, kKinds> by_kind{};
   std::array<int64_t, kKinds> vacuous{};  // of by_kind: they say no more than what always holds
   int64_t not_finite = 0;                 // nothing could be stated
 
+  int64_t AllVacuous() const { return std::accumulate(vacuous.begin(), vacuous.end(), int64_t{0}); }
+  KindCounts& operator+=(const KindCounts& other) {
+    for (int kind = 0; kind < kKinds; ++kind) {
+      by_kind[kind] += other.by_kind[kind];
+      vacuous[kind] += other.vacuous[kind];
+    }
+    not_finite += other.not_finite;
+    return *this;
+  }
+};
+
+// What was stated of the unread shares of query heads of sparse layer-steps.
+struct StatementAccount : KindCounts {
   // Of the intervals: all but estimates.
   int64_t intervals = 0;
   double lo = 0;  // sum of their lower ends,
   double hi = 0;  // and of the upper ones
   double hi_max = 0;
   double width_max = 0;
-  // By width: [0, 1e-6), then ten for each power of ten up to [10^-0.1, 1].
-  std::array<int64_t, kWidths> widths{};
+  DecadeCounts<0> widths;
   // Intervals that the selector's estimate lies outside of: the estimate is wrong there.
   int64_t estimate_outside = 0;
 
@@ -71,31 +109,51 @@ struct StatementAccount {
     hi += interval_hi;
     hi_max = std::max(hi_max, interval_hi);
     width_max = std::max(width_max, width);
-    const double bin = width < 1e-6 ? 0 : 1 + std::floor(10 * (std::log10(width) + 6));
-    ++widths[static_cast<size_t>(std::clamp(bin, 0.0, kWidths - 1.0))];
+    widths.Add(width);
   }
   // A width that at least this share of the intervals does not exceed; 0 without intervals.
-  double WidthQuantile(double share) const {
-    double needed = share * static_cast<double>(intervals);
-    for (int bin = 0; bin < kWidths; ++bin) {
-      needed -= static_cast<double>(widths[bin]);
-      if (needed <= 0) return std::min(width_max, std::pow(10.0, bin / 10.0 - 6));
-    }
-    return width_max;
-  }
+  double WidthQuantile(double share) const { return widths.Quantile(share, intervals, width_max); }
   StatementAccount& operator+=(const StatementAccount& other) {
-    for (int kind = 0; kind < kKinds; ++kind) {
-      by_kind[kind] += other.by_kind[kind];
-      vacuous[kind] += other.vacuous[kind];
-    }
-    not_finite += other.not_finite;
+    KindCounts::operator+=(other);
     intervals += other.intervals;
     lo += other.lo;
     hi += other.hi;
     hi_max = std::max(hi_max, other.hi_max);
     width_max = std::max(width_max, other.width_max);
-    for (int bin = 0; bin < kWidths; ++bin) widths[bin] += other.widths[bin];
+    widths += other.widths;
     estimate_outside += other.estimate_outside;
+    return *this;
+  }
+};
+
+// Likewise of how far their outputs can be from attention over everything.
+struct OutputErrorAccount : KindCounts {
+  int64_t bounds = 0;
+  double absolute = 0;  // sum of the bounds,
+  double relative = 0;  // and of the bounds over the outputs' norms
+  double absolute_max = 0;
+  double relative_max = 0;
+  DecadeCounts<3> relatives;
+
+  void AddBound(double of_norm, double over_norm) {
+    ++bounds;
+    absolute += of_norm;
+    relative += over_norm;
+    absolute_max = std::max(absolute_max, of_norm);
+    relative_max = std::max(relative_max, over_norm);
+    relatives.Add(over_norm);
+  }
+  double RelativeQuantile(double share) const {
+    return relatives.Quantile(share, bounds, relative_max);
+  }
+  OutputErrorAccount& operator+=(const OutputErrorAccount& other) {
+    KindCounts::operator+=(other);
+    bounds += other.bounds;
+    absolute += other.absolute;
+    relative += other.relative;
+    absolute_max = std::max(absolute_max, other.absolute_max);
+    relative_max = std::max(relative_max, other.relative_max);
+    relatives += other.relatives;
     return *this;
   }
 };
@@ -112,6 +170,9 @@ struct HeadAccount {
   double lo = 0;
   double hi = 0;
   double hi_max = 0;
+  int64_t error_bounds = 0;
+  double error = 0;  // sum of bounds of the output's error, relative to its norm
+  double error_max = 0;
   int64_t widened = 0;  // steps that read more than was asked for,
   int64_t dense = 0;    // or everything
 
@@ -126,6 +187,9 @@ struct HeadAccount {
     lo += other.lo;
     hi += other.hi;
     hi_max = std::max(hi_max, other.hi_max);
+    error_bounds += other.error_bounds;
+    error += other.error;
+    error_max = std::max(error_max, other.error_max);
     widened += other.widened;
     dense += other.dense;
     return *this;
@@ -156,17 +220,21 @@ struct AttentionAccount {
 
   // Likewise; kinds, bounds.
   StatementAccount statements;
+  OutputErrorAccount output_errors;
 
   // By KV head of sparse layer-steps: what read more than the budget, what read everything, and
   // what was left as it was (fallback=cap), by cause.
   int64_t widened = 0;               // estimated unread mass above tol,
-  int64_t widened_certificate = 0;   // its certified upper end above tol
+  int64_t widened_certificate = 0;   // its certified upper end above tol,
+  int64_t widened_error = 0;         // the certified error of the output above tol_error
   int64_t fallback_mass = 0;         // everything was read since widening did not do
   int64_t fallback_certificate = 0;  // likewise
+  int64_t fallback_error = 0;        // likewise
   int64_t fallback_gap = 0;          // the best scores lie closer than the gap
   int64_t fallback_not_finite = 0;   // a score or a bound was not finite
   int64_t capped_mass = 0;
   int64_t capped_certificate = 0;
+  int64_t capped_error = 0;
   int64_t capped_gap = 0;
   // By query head of sparse layer-steps: nothing stood for the unread, since a guard fired.
   int64_t residual_dropped = 0;
@@ -175,16 +243,19 @@ struct AttentionAccount {
     const char* name;  // in records
     int64_t AttentionAccount::*count;
   };
-  static const std::array<Fallback, 9>& Fallbacks() {
-    static constexpr std::array<Fallback, 9> kFallbacks = {
+  static const std::array<Fallback, 12>& Fallbacks() {
+    static constexpr std::array<Fallback, 12> kFallbacks = {
         {{"widened", &AttentionAccount::widened},
          {"widened_certificate", &AttentionAccount::widened_certificate},
+         {"widened_error", &AttentionAccount::widened_error},
          {"fallback_mass", &AttentionAccount::fallback_mass},
          {"fallback_certificate", &AttentionAccount::fallback_certificate},
+         {"fallback_error", &AttentionAccount::fallback_error},
          {"fallback_gap", &AttentionAccount::fallback_gap},
          {"fallback_not_finite", &AttentionAccount::fallback_not_finite},
          {"capped_mass", &AttentionAccount::capped_mass},
          {"capped_certificate", &AttentionAccount::capped_certificate},
+         {"capped_error", &AttentionAccount::capped_error},
          {"capped_gap", &AttentionAccount::capped_gap}}};
     return kFallbacks;
   }
@@ -217,6 +288,7 @@ struct AttentionAccount {
     mass_dropped_max = std::max(mass_dropped_max, other.mass_dropped_max);
     mass_heads += other.mass_heads;
     statements += other.statements;
+    output_errors += other.output_errors;
     residual_dropped += other.residual_dropped;
     solver += other.solver;
     for (const Fallback& fallback : Fallbacks()) this->*fallback.count += other.*fallback.count;

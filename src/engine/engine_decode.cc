@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -6,6 +8,7 @@
 
 #include "core/error.h"
 #include "engine/engine_impl.h"
+#include "ops/kv_store.h"
 
 namespace winnow {
 namespace {
@@ -14,6 +17,21 @@ namespace {
 void AddShare(StageSeconds* total, StageSeconds step, double share) {
   for (const StageSeconds::Stage& stage : StageSeconds::kStages) step.*stage.seconds *= share;
   *total += step;
+}
+
+// Which page spoils a sequence, if one does: the first layer's, since what it spoils follows.
+std::string WhereNotFinite(const SequenceKv& kv) {
+  const std::optional<KvPlace> place = FindNotFinite(kv);
+  if (!place) return "";
+  const int64_t slots = kv.pool().layout().slots;
+  const int64_t first = place->token / slots * slots;
+  const int64_t last = std::min(first + slots, kv.n_tokens(place->layer)) - 1;
+  return fmt::format(
+      ": nor is, in layer {} (from 1) and KV head {} (from 0), a key or value of position {}, in "
+      "the "
+      "page of positions {} to {}",
+      place->layer + 1, place->kv_head, kv.position(place->layer, place->token),
+      kv.position(place->layer, first), kv.position(place->layer, last));
 }
 
 }  // namespace
@@ -98,8 +116,8 @@ void Engine::Impl::TakeToken(Sequence* sequence, std::span<const float> row_logi
   Sequence& s = *sequence;
   if (!std::all_of(row_logits.begin(), row_logits.end(),
                    [](float x) { return std::isfinite(x); })) {
-    Throw(ErrorKind::kInput, "the model's logits after token {} are not finite",
-          s.n_prompt() + static_cast<int64_t>(s.generated.size()));
+    Throw(ErrorKind::kInput, "the model's logits after token {} are not finite{}",
+          s.n_prompt() + static_cast<int64_t>(s.generated.size()), WhereNotFinite(s.kv));
   }
   if (s.request.on_logits) {
     s.request.on_logits(static_cast<int64_t>(s.generated.size()), row_logits);

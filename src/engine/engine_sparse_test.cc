@@ -287,6 +287,10 @@ TEST_F(SparseEngine, ANanInAPageFailsItsRequestOnly) {
     EXPECT_EQ(failed.finish_reason, FinishReason::kFailed) << arm;
     EXPECT_NE(failed.error.find("after token 400 are not finite"), std::string::npos)
         << failed.error;
+    EXPECT_NE(failed.error.find("in layer 2 (from 1) and KV head 0 (from 0), a key or value of "
+                                "position 70, in the page of positions 64 to 95"),
+              std::string::npos)
+        << failed.error;
     EXPECT_EQ(engine->TakeResult(good_id)->tokens, alone.result.tokens) << arm;
     EXPECT_EQ(good.logits, alone.logits) << arm;
   }
@@ -399,7 +403,11 @@ TEST_F(SparseEngine, ANumberThatIsNoneFailsItsRequestAlone) {
       const RequestResult failed = *engine->TakeResult(bad_id);
       EXPECT_EQ(failed.finish_reason, FinishReason::kFailed);
       EXPECT_EQ(failed.error_kind, ErrorKind::kInput);
-      EXPECT_EQ(failed.error, "the model's logits after token 291 are not finite");
+      EXPECT_EQ(
+          failed.error,
+          "the model's logits after token 291 are not finite: nor is, in layer 1 (from 1) and "
+          "KV head 0 (from 0), a key or value of position 290, in the page of positions 288 "
+          "to 290");
       EXPECT_EQ(failed.tokens.size(), 11u);
       EXPECT_EQ(engine->TakeResult(good_id)->finish_reason, FinishReason::kMaxTokens);
     }

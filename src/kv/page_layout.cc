@@ -33,7 +33,9 @@ size_t BytesOf(Plane plane, size_t dim, size_t slots) {
     // Minimum and step as f16, the codes, and a line for the largest error.
     return RoundUp(2 * dim * sizeof(uint16_t), kAlignment) + slots * dim * bits / 8 + kAlignment;
   }
-  const size_t floats = plane == Plane::kKeyBox ? 2 * dim : dim;
+  const size_t floats = plane == Plane::kValueSpread ? kValueSpreadFloats
+                        : plane == Plane::kKeyBox    ? 2 * dim
+                                                     : dim;
   return RoundUp(floats * sizeof(float), kAlignment);
 }
 

@@ -28,6 +28,7 @@ inline constexpr int kMaxSketchSlots = 128;
 // Pages whose summaries are merged to that of one super-page.
 inline constexpr int kSuperPagePages = 16;
 inline constexpr int kMaxSketchDim = 512;
+inline constexpr int kValueSpreadFloats = 2;
 
 enum class Plane : uint8_t {
   kKeys2,  // sketches: a copy at that many bits, minimum and step a channel
@@ -39,8 +40,9 @@ enum class Plane : uint8_t {
   kKeyDeviation,
   kKeyBox,
   kValueMean,
+  kValueSpread,  // two floats, upper bounds around the stored mean: see ops/page_planes.h
 };
-inline constexpr int kPlanes = 9;
+inline constexpr int kPlanes = 10;
 
 class PlaneSet {
  public:

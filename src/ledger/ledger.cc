@@ -25,9 +25,9 @@ ordered_json SolverJson(const SolverAccount& s) {
           {"eps_max", s.eps_max}};
 }
 
-ordered_json StatementsJson(const StatementAccount& statements) {
+ordered_json StatementsJson(const KindCounts& statements) {
   ordered_json json;
-  for (int kind = 0; kind < StatementAccount::kKinds; ++kind) {
+  for (int kind = 0; kind < KindCounts::kKinds; ++kind) {
     if (statements.by_kind[kind] == 0) continue;
     json[std::string(KindName(static_cast<StatementKind>(kind)))] = {
         {"count", statements.by_kind[kind]}, {"vacuous", statements.vacuous[kind]}};
@@ -50,6 +50,21 @@ ordered_json BoundJson(const StatementAccount& statements) {
           {"estimates_outside", statements.estimate_outside}};
 }
 
+// Null without a certificate. A relative error is infinite, and null once it is written, where an
+// output's norm is zero.
+ordered_json OutputBoundJson(const OutputErrorAccount& errors) {
+  if (errors.bounds + errors.not_finite == 0) return nullptr;
+  const auto n = static_cast<double>(errors.bounds);
+  return {{"heads", errors.bounds},
+          {"statements", StatementsJson(errors)},
+          {"absolute_mean", errors.absolute / n},
+          {"absolute_max", errors.absolute_max},
+          {"relative_mean", errors.relative / n},
+          {"relative_p50", errors.RelativeQuantile(0.5)},
+          {"relative_p95", errors.RelativeQuantile(0.95)},
+          {"relative_max", errors.relative_max}};
+}
+
 ordered_json SparseJson(const AttentionAccount& a) {
   ordered_json json = {{"layers_sparse", a.layers_sparse},
                        {"layers_dense", a.layers_dense},
@@ -65,7 +80,8 @@ ordered_json SparseJson(const AttentionAccount& a) {
                        {"mass_dropped", a.mass_dropped},
                        {"mass_dropped_max", a.mass_dropped_max},
                        {"statements", StatementsJson(a.statements)},
-                       {"unread_bound", BoundJson(a.statements)}};
+                       {"unread_bound", BoundJson(a.statements)},
+                       {"output_bound", OutputBoundJson(a.output_errors)}};
   for (const AttentionAccount::Fallback& fallback : AttentionAccount::Fallbacks()) {
     json[fallback.name] = a.*fallback.count;
   }
@@ -91,6 +107,9 @@ ordered_json HeadsJson(const AttentionAccount& a, int64_t kv_heads) {
                     {"lo", head.lo},
                     {"hi", head.hi},
                     {"hi_max", head.hi_max},
+                    {"error_heads", head.error_bounds},
+                    {"error", head.error},
+                    {"error_max", head.error_max},
                     {"widened", head.widened},
                     {"dense", head.dense}});
   }
@@ -138,7 +157,8 @@ void PhaseLedger::AddStep(const AttentionAccount& account) {
                    .lo = statements.lo,
                    .hi = statements.hi,
                    .fallbacks = account.widened + account.widened_certificate +
-                                account.fallback_mass + account.fallback_certificate +
+                                account.widened_error + account.fallback_mass +
+                                account.fallback_certificate + account.fallback_error +
                                 account.fallback_gap + account.fallback_not_finite});
 }
 

@@ -25,6 +25,22 @@ TEST(StatementAccount, TheQuantileOfWidthsIsNeverTooSmall) {
   EXPECT_EQ(exact.width_max, 1);
 }
 
+// Above its last edge, 10^3, only the largest is known.
+TEST(OutputErrorAccount, ItsQuantileHoldsBeyondTheBins) {
+  OutputErrorAccount errors;
+  EXPECT_EQ(errors.RelativeQuantile(0.95), 0);
+  errors.AddBound(0, 0);
+  errors.AddBound(3, 50);
+  errors.AddBound(1, 1e7);
+  EXPECT_LE(errors.RelativeQuantile(0.3), 1e-6);
+  EXPECT_GE(errors.RelativeQuantile(0.6), 50);
+  EXPECT_LE(errors.RelativeQuantile(0.6), 1.26 * 50);
+  EXPECT_EQ(errors.RelativeQuantile(1), 1e7);
+  errors += errors;
+  EXPECT_EQ(errors.bounds, 6);
+  EXPECT_EQ(errors.absolute, 8);
+}
+
 AttentionAccount OneStep(double hi) {
   AttentionAccount account{.tokens_read = 10, .tokens_resident = 100, .layers_sparse = 1};
   account.kv_heads = 2;
@@ -34,6 +50,12 @@ AttentionAccount OneStep(double hi) {
   account.statements.by_kind[1] = 1;
   account.statements.vacuous[1] = hi >= 0.5 ? 1 : 0;
   account.fallback_certificate = hi >= 0.5 ? 1 : 0;
+  account.output_errors.AddBound(2 * hi, hi);
+  account.output_errors.by_kind[1] = 1;
+  account.output_errors.vacuous[1] = hi >= 0.5 ? 1 : 0;
+  account.heads[3].error_bounds = 1;
+  account.heads[3].error = account.heads[3].error_max = hi;
+  account.widened_error = 1;
   return account;
 }
 
@@ -54,6 +76,14 @@ TEST(PhaseLedger, SummarisesUnlessAllIsAskedFor) {
   EXPECT_EQ(sparse["unread_bound"]["hi_max"], 0.75);
   EXPECT_EQ(sparse["unread_bound"]["width_mean"], 0.5);
   EXPECT_EQ(sparse["fallback_certificate"], 1);
+  EXPECT_EQ(sparse["widened_error"], 2);
+  const nlohmann::ordered_json& output = sparse["output_bound"];
+  EXPECT_EQ(output["heads"], 2);
+  EXPECT_EQ(output["statements"]["deterministic"]["vacuous"], 1);
+  EXPECT_EQ(output["absolute_mean"], 1.0);
+  EXPECT_EQ(output["absolute_max"], 1.5);
+  EXPECT_EQ(output["relative_mean"], 0.5);
+  EXPECT_EQ(output["relative_p95"], 0.75);
   EXPECT_EQ(sparse["mass_kind"], "unknown");
   EXPECT_FALSE(sparse.contains("heads") || sparse.contains("steps"));
 
@@ -64,9 +94,12 @@ TEST(PhaseLedger, SummarisesUnlessAllIsAskedFor) {
   EXPECT_EQ(heads[0]["kv_head"], 1);
   EXPECT_EQ(heads[0]["steps"], 2);
   EXPECT_EQ(heads[0]["hi"], 1.0);
+  EXPECT_EQ(heads[0]["error_heads"], 2);
+  EXPECT_EQ(heads[0]["error"], 1.0);
+  EXPECT_EQ(heads[0]["error_max"], 0.75);
   ASSERT_EQ(full["sparse"]["steps"].size(), 2U);
   EXPECT_EQ(full["sparse"]["steps"][1]["hi"], 0.75);
-  EXPECT_EQ(full["sparse"]["steps"][1]["fallbacks"], 1);
+  EXPECT_EQ(full["sparse"]["steps"][1]["fallbacks"], 2);
 }
 
 TEST(PhaseLedger, AnEstimateIsNoBound) {
@@ -77,6 +110,7 @@ TEST(PhaseLedger, AnEstimateIsNoBound) {
   ledger.AddStep(step);
   const nlohmann::ordered_json json = ToJson(ledger);
   EXPECT_TRUE(json["sparse"]["unread_bound"].is_null());
+  EXPECT_TRUE(json["sparse"]["output_bound"].is_null());
   EXPECT_EQ(json["sparse"]["statements"]["estimate"]["count"], 1);
   EXPECT_EQ(json["sparse"]["mass_kind"], "estimate");
   EXPECT_FALSE(ToJson(PhaseLedger{}).contains("sparse"));

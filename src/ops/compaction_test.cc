@@ -73,9 +73,9 @@ void ExpectSame(const SequenceKv& a, const SequenceKv& b) {
 
 TEST(Compaction, IsALayerThatOnlyHeldWhatStayed) {
   ThreadPool threads(2);
-  const PageLayout layout(
-      kHeads, kSlots, kDim, DType::kF16,
-      {Plane::kKeys4, Plane::kValues2, Plane::kKeyMean, Plane::kKeyDeviation, Plane::kKeyBox});
+  const PageLayout layout(kHeads, kSlots, kDim, DType::kF16,
+                          {Plane::kKeys4, Plane::kValues2, Plane::kKeyMean, Plane::kKeyDeviation,
+                           Plane::kKeyBox, Plane::kValueMean, Plane::kValueSpread});
   PagePool pool(layout, 400);
   std::vector<int32_t> all(1100);
   std::iota(all.begin(), all.end(), 0);

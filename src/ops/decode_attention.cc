@@ -193,4 +193,14 @@ double DecodeLogMassError(int64_t head_dim, int64_t n_tokens, double magnitude) 
   return kUnit * (of_scores + kOfSplit + merges * (magnitude + 24));
 }
 
+double DecodeOutputError(int64_t n_tokens, double log_mass_error) {
+  // A weight is a mass over a sum of masses, each within that bound. Whatever they are, what comes
+  // out is nearly a mean of values, so that no two such means are further apart than 2.
+  const double of_weights = std::min(2.0, std::expm1(2 * log_mass_error));
+  // Products with values and their sums in a split; in a merge, two weights (4 each), products and
+  // a sum. A weight below the smallest float is lost.
+  const double merges = static_cast<double>(n_tokens) / kDecodeSplitTokens + 8;
+  return of_weights + 0x1p-24 * (kDecodeSplitTokens + 8 + 12 * merges) + 1e-30;
+}
+
 }  // namespace winnow

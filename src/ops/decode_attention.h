@@ -67,5 +67,8 @@ void DecodeAttention(ThreadPool& pool, std::span<const DecodeQuery> queries,
 // a few calls, over `n_tokens` tokens of head dimension `head_dim` with Σ_c |scale·q_c·k_c| <=
 // `magnitude` each.
 double DecodeLogMassError(int64_t head_dim, int64_t n_tokens, double magnitude);
+// Of ‖out − Σ e^{scale·q·k}·v / Σ e^{scale·q·k}‖, in units of the largest ‖v‖ of those tokens, from
+// that bound.
+double DecodeOutputError(int64_t n_tokens, double log_mass_error);
 
 }  // namespace winnow

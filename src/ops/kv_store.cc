@@ -1,5 +1,9 @@
 #include "ops/kv_store.h"
 
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include "core/check.h"
 #include "ops/kv_store_cpu.h"
 
@@ -41,6 +45,23 @@ void LoadKv(const PagedKv& kv, int head, int64_t token, float* k, float* v) {
   const size_t row_offset = static_cast<size_t>(token % layout.slots) * layout.row_bytes;
   LoadRowCpu(layout.dtype, kv.Keys(page, head) + row_offset, layout.head_dim, k);
   LoadRowCpu(layout.dtype, kv.Values(page, head) + row_offset, layout.head_dim, v);
+}
+
+std::optional<KvPlace> FindNotFinite(const SequenceKv& kv) {
+  const PageLayout& layout = kv.pool().layout();
+  std::vector<float> rows(2 * static_cast<size_t>(layout.head_dim));
+  for (int layer = 0; layer < kv.n_layers(); ++layer) {
+    const PagedKv view = kv.View(layer);
+    for (int64_t token = kv.first_resident(layer); token < view.n_tokens; ++token) {
+      for (int head = 0; head < layout.kv_heads; ++head) {
+        LoadKv(view, head, token, rows.data(), rows.data() + layout.head_dim);
+        if (!std::all_of(rows.begin(), rows.end(), [](float x) { return std::isfinite(x); })) {
+          return KvPlace{layer, token, head};
+        }
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace winnow

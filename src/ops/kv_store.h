@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "core/parallel.h"
 #include "core/tensor_view.h"
@@ -17,5 +18,14 @@ void StoreKv(SequenceKv* kv, int layer, int64_t first, TensorView<const float, 3
 
 // Reads token `token` of KV head `head` back as f32: k [D] and v [D] (tests, diagnostics).
 void LoadKv(const PagedKv& kv, int head, int64_t token, float* k, float* v);
+
+// The first resident token, by layer and then by order, of which a key or value is not finite, for
+// the message of a request that failed on it. Reads everything up to there.
+struct KvPlace {
+  int layer = 0;
+  int64_t token = 0;
+  int kv_head = 0;
+};
+std::optional<KvPlace> FindNotFinite(const SequenceKv& kv);
 
 }  // namespace winnow

@@ -155,6 +155,50 @@ void WriteBox(const PageLayout& layout, const float* keys, float* box) {
   }
 }
 
+// The largest eigenvalue of (1/G)·Σ (v − m)(v − m)ᵀ, from above: the fourth root of the trace of
+// the fourth power of the Gram matrix, whose eigenvalues are the same. No iteration has to
+// converge, and of G equal eigenvalues, the worst case, it is too large by a factor of G^(1/4).
+double EigenvalueBound(const std::vector<double>& centred, int64_t n, int64_t dim) {
+  std::vector<double> gram(n * n);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      double sum = 0;
+      for (int64_t c = 0; c < dim; ++c) sum += centred[i * dim + c] * centred[j * dim + c];
+      gram[i * n + j] = gram[j * n + i] = sum / static_cast<double>(n);
+    }
+  }
+  double fourth = 0;
+  std::vector<double> row(n);
+  for (int64_t i = 0; i < n; ++i) {
+    std::fill(row.begin(), row.end(), 0.0);
+    for (int64_t k = 0; k < n; ++k) {
+      for (int64_t j = 0; j < n; ++j) row[j] += gram[i * n + k] * gram[k * n + j];
+    }
+    for (double x : row) fourth += x * x;
+  }
+  return std::sqrt(std::sqrt(fourth));
+}
+
+void WriteSpread(const PageLayout& layout, const float* values, float* spread) {
+  const int64_t dim = layout.head_dim;
+  std::vector<float> mean(dim);
+  WriteMoments(layout, values, mean.data(), nullptr);
+  std::vector<double> centred(layout.slots * dim);
+  double largest = 0;
+  for (int64_t t = 0; t < layout.slots; ++t) {
+    double squares = 0;
+    for (int64_t c = 0; c < dim; ++c) {
+      const double x = static_cast<double>(values[t * dim + c]) - mean[c];
+      centred[t * dim + c] = x;
+      squares += x * x;
+    }
+    largest = std::isnan(squares) ? squares : std::max(largest, squares);
+  }
+  // Relative 1e-9 is far above the rounding of sums of so many products.
+  spread[0] = RoundUpToFloat(std::sqrt(largest) * (1 + 1e-9));
+  spread[1] = RoundUpToFloat(std::sqrt(EigenvalueBound(centred, layout.slots, dim)) * (1 + 1e-9));
+}
+
 // The planes of one head of a page, from its keys and values [G, D].
 void WritePlanes(const PageLayout& layout, int head, const float* keys, const float* values,
                  std::byte* side) {
@@ -186,6 +230,7 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
   if (planes.Has(Plane::kValueMean)) {
     WriteMoments(layout, values, floats(Plane::kValueMean), nullptr);
   }
+  if (planes.Has(Plane::kValueSpread)) WriteSpread(layout, values, floats(Plane::kValueSpread));
 }
 
 // The planes of the full pages of `layer` that hold a token of [first, end).

@@ -10,6 +10,10 @@
 // 32/bits tokens: 16 lanes of four bytes, a byte for each of four neighbours, with those of the
 // next four in the bits above. So one multiply-add of bytes serves 16 lanes. Lines follow in order
 // [G/16][P·bits/32] for keys, [P/16][G·bits/32] for values.
+//
+// The spread of values is a radius >= max ‖v − m‖ and a deviation >= the root of the largest
+// eigenvalue of (1/G)·Σ (v − m)(v − m)ᵀ, where m is the mean value as it is stored; NaN if a value
+// is. Both are rounded up.
 #pragma once
 
 #include <cstddef>

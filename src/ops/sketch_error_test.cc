@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -181,7 +182,7 @@ TEST(SketchErrors, NotANumberIsNeverABound) {
 }
 
 // Scores of a hundred and of a hundredth: relative and absolute rounding.
-TEST(DecodeLogMassError, BoundsTheKernel) {
+TEST(DecodeErrors, BoundTheKernel) {
   ThreadPool threads(2);
   for (const float size : {0.01f, 1.0f, 10.0f, 100.0f}) {
     for (const DType dtype : {DType::kF32, DType::kF16}) {
@@ -223,8 +224,17 @@ TEST(DecodeLogMassError, BoundsTheKernel) {
           }
           total += std::exp(score - top);
         }
-        EXPECT_NEAR(log_mass[head], top + std::log(total), DecodeLogMassError(64, 2005, magnitude))
-            << size;
+        const double log_mass_error = DecodeLogMassError(64, 2005, magnitude);
+        EXPECT_NEAR(log_mass[head], top + std::log(total), log_mass_error) << size;
+        const std::vector<double> truth = layer.Attention(head);
+        double off = 0;
+        for (int c = 0; c < 64; ++c) off += std::pow(out[head * 64 + c] - truth[c], 2);
+        double largest = 0;
+        for (int64_t t = 0; t < 2005; ++t) {
+          const double* value = rows.values.data() + t * 64;
+          largest = std::max(largest, std::sqrt(std::inner_product(value, value + 64, value, 0.0)));
+        }
+        EXPECT_LE(std::sqrt(off), largest * DecodeOutputError(2005, log_mass_error)) << size;
       }
     }
   }

@@ -93,6 +93,12 @@ void RefuseContradictions(const DecodePolicy& policy, const Clause& select, cons
           "(certify=sketch)",
           select.name);
   }
+  if (rule.bounds_error() && !rule.certified) {
+    Throw(ErrorKind::kUsage,
+          "tol_error={} asks for a bound of the output's error: it takes a certificate "
+          "(certify=sketch)",
+          rule.error_tolerance);
+  }
   if (rule.gap > 0 && !selector.has_scores()) {
     Throw(ErrorKind::kUsage, "select={} scores no keys: it takes no gap", select.name);
   }

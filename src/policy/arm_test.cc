@@ -57,6 +57,7 @@ TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
                                 "select=vashista,mass=0.5,cap=512",
                                 "select=quest,residual=centroid,certify=none",
                                 "select=recent,tol=0.1,fallback=cap,certify=sketch",
+                                "select=sketch,tol_error=0.2,fallback=dense,certify=sketch",
                                 "certify=deterministic",
                                 "select=sketch,gap=0.5,certify=sample,n=9,delta=0.01,seed=4",
                                 "select=random,seed=7",
@@ -170,6 +171,11 @@ TEST(Arm, ValuesOutOfRangeAndContradictionsAreRefused) {
                                 "select=random,gap=1",
                                 "select=sketch,gap=-1",
                                 "select=recent,tol=0.1,certify=estimate",
+                                "select=sketch,tol_error=0.1",
+                                "select=sketch,tol_error=-1,certify=sketch",
+                                "select=all,tol_error=1,certify=sketch",
+                                "certify=sketch,tol_error=0.1",
+                                "select=sketch,tol_error=1,solver=fw",
                                 "certify=estimate,bits=8",
                                 "certify=sketch,bits=5",
                                 "certify=sample,n=-1",
@@ -212,7 +218,11 @@ TEST(Arm, PlanesOfSeveralArmsAreTheirUnion) {
   EXPECT_TRUE(planes.Contains({Plane::kKeys2, Plane::kKeys4, Plane::kValues4, Plane::kKeyBox,
                                Plane::kKeyMean, Plane::kValueMean}));
   EXPECT_FALSE(planes.Has(Plane::kKeys8));
-  EXPECT_EQ(ArmPlanes({"select=recent,certify=sketch"}), PlaneSet({Plane::kKeys8}));
+  // A certificate bounds the output's error by the spread of values.
+  EXPECT_EQ(ArmPlanes({"select=recent,certify=sketch"}),
+            PlaneSet({Plane::kKeys8, Plane::kValueMean, Plane::kValueSpread}));
+  EXPECT_FALSE(ArmPlanes({"select=sketch", "select=sketch,certify=none", "select=vashista"})
+                   .Has(Plane::kValueSpread));
   EXPECT_EQ(ArmPlanes({"select=recent,certify=deterministic"}),
             ArmPlanes({"select=recent,certify=sample"}));
 }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "policy/certify/certifier.h"
+#include "policy/certify/output_error.h"
 #include "policy/completion_gates.h"
 #include "policy/residual/residual.h"
 #include "policy/select/read_rule.h"
@@ -26,7 +27,10 @@ struct DecodePolicy {
   PlaneSet planes() const {
     PlaneSet planes = selector->planes();
     if (residual != nullptr) planes.Add(residual->planes());
-    if (certifier != nullptr) planes.Add(certifier->planes());
+    if (certifier != nullptr) {
+      planes.Add(certifier->planes());
+      planes.Add(OutputErrors::Planes());
+    }
     if (selector->chooses_tokens() && !drop_left_out) planes.Add(Plane::kValueMean);
     return planes;
   }

@@ -14,6 +14,19 @@
 
 namespace winnow {
 
+// What a certificate knows of one unread page under one query head.
+struct PageBound {
+  double log_lo = 0;  // log Z_p lies in between; not finite where a key of the page is not
+  double log_hi = 0;
+  WeightSpread weights;  // of its tokens
+};
+
+// What it rests on, for who bounds the error of the output.
+struct PageBounds {
+  std::vector<PageBound> pages;        // [R, unread]
+  std::vector<double> log_mass_error;  // [R] >= |log_mass − log Z_E| of what was read
+};
+
 // One KV head of one of a step's queries, once its pages were read.
 struct ReadHead {
   int64_t query = 0;  // of step.queries
@@ -21,6 +34,7 @@ struct ReadHead {
   std::span<const int32_t> unread;  // full pages, ascending
   int64_t tokens_read = 0;
   const float* log_mass = nullptr;  // [R] of what was read, as DecodeAttention gives it
+  PageBounds* bounds = nullptr;     // written where something is unread, if not null
 };
 
 // Called once a layer and step, and again for heads that read more. Keeps its scratch; not for

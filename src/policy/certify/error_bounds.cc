@@ -1,7 +1,10 @@
 #include "policy/certify/error_bounds.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "core/check.h"
 
@@ -15,17 +18,25 @@ constexpr double kSmallestMass = 1e-290;  // of scaled masses
 
 using Term = BoundScratch::Term;
 
+// In eight sums, which a compiler may put side by side.
+template <typename Square>
+double SumOfSquares(size_t n, Square square) {
+  std::array<double, 8> sums{};
+  size_t i = 0;
+  for (; i + sums.size() <= n; i += sums.size()) {
+    for (size_t lane = 0; lane < sums.size(); ++lane) sums[lane] += square(i + lane);
+  }
+  for (; i < n; ++i) sums[0] += square(i);
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
 double Distance(std::span<const double> a, std::span<const double> b) {
   WINNOW_CHECK(a.size() == b.size(), "values of {} and {} channels", a.size(), b.size());
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-  return std::sqrt(sum);
+  return std::sqrt(SumOfSquares(a.size(), [&](size_t i) { return (a[i] - b[i]) * (a[i] - b[i]); }));
 }
 
 double Norm(std::span<const double> a) {
-  double sum = 0;
-  for (double x : a) sum += x * x;
-  return std::sqrt(sum);
+  return std::sqrt(SumOfSquares(a.size(), [&](size_t i) { return a[i] * a[i]; }));
 }
 
 // The read part as one more part, whose estimate is its own mass.
@@ -130,35 +141,77 @@ void BlameUnbounded(std::span<const UnreadPart> parts, std::span<double> contrib
   }
 }
 
-// The error that is possible whatever the masses are.
-double TrivialBound(const ReadPart& read, std::span<const UnreadPart> parts,
-                    std::span<const double> output) {
-  double bound = std::isfinite(read.log_mass) ? Distance(read.out, output) + read.out_error : 0;
+// Distances of an output from the parts' values, and last from what was read.
+std::span<const double> Distances(const ReadPart& read, std::span<const UnreadPart> parts,
+                                  std::span<const double> output, BoundScratch& scratch) {
+  scratch.distances.clear();
   for (const UnreadPart& part : parts) {
-    bound = std::max(bound, Distance(part.value_mean, output) + part.value_radius);
+    scratch.distances.push_back(Distance(part.value_mean, output));
   }
-  return bound + ValueRounding(read, parts);
+  scratch.distances.push_back(Distance(read.out, output));
+  return scratch.distances;
 }
 
-template <typename ErrorOfMass>
+// The error that is possible whatever the masses are.
+double TrivialBound(const ReadPart& read, std::span<const UnreadPart> parts,
+                    std::span<const double> distances, double rounding) {
+  double bound = std::isfinite(read.log_mass) ? distances.back() + read.out_error : 0;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    bound = std::max(bound, distances[p] + parts[p].value_radius);
+  }
+  return bound + rounding;
+}
+
+template <typename ErrorsOfMasses>
 double MaximizeError(const ReadPart& read, std::span<const UnreadPart> parts, double log_scale,
                      BoundScratch& scratch, std::span<double> contributions,
-                     const ErrorOfMass& error_of_mass) {
+                     const ErrorsOfMasses& errors_of_masses) {
   scratch.terms.clear();
-  const auto add = [&](const UnreadPart& part) {
+  const auto add = [&](size_t p, const UnreadPart& part) {
     // What would underflow is rounded outward: next to intervals that reach over a thousand nats,
     // it may still be all there is.
     double lo = std::exp(part.log_mass.lo - log_scale);
     if (lo < kSmallestMass) lo = 0;
     double hi = std::max(std::exp(part.log_mass.hi - log_scale), kSmallestMass);
     if (part.log_mass.hi == -kInfinity) hi = 0;
-    scratch.terms.push_back({lo, hi, error_of_mass(part, lo), error_of_mass(part, hi)});
+    const auto [error_lo, error_hi] = errors_of_masses(p, part, lo, hi);
+    scratch.terms.push_back({lo, hi, error_lo, error_hi});
   };
-  for (const UnreadPart& part : parts) add(part);
-  add(AsPart(read));
+  for (size_t p = 0; p < parts.size(); ++p) add(p, parts[p]);
+  add(parts.size(), AsPart(read));
   const Maximum maximum = MaximizeRatio(scratch.terms);
   WriteContributions(scratch.terms, maximum, contributions);
   return maximum.ratio * (1 + 1e-10);  // ties, and sums of many terms
+}
+
+// B, and A, of which contributions are; `distances` of the output that they are of. Each is without
+// the rounding of the output itself.
+double MaximizeByValues(const ReadPart& read, std::span<const UnreadPart> parts, double log_scale,
+                        std::span<const double> distances, double rounding, BoundScratch& scratch,
+                        std::span<double> contributions) {
+  return MaximizeError(read, parts, log_scale, scratch, contributions,
+                       [&](size_t p, const UnreadPart& part, double lo, double hi) {
+                         const double error = distances[p] + rounding + part.value_error;
+                         const auto at = [error](double mass) {
+                           return mass == 0 ? 0 : mass * error;
+                         };
+                         return std::pair(at(lo), at(hi));
+                       });
+}
+
+double MaximizeByMasses(const ReadPart& read, std::span<const UnreadPart> parts, double log_scale,
+                        std::span<const double> distances, double rounding, BoundScratch& scratch,
+                        std::span<double> contributions) {
+  return MaximizeError(read, parts, log_scale, scratch, contributions,
+                       [&](size_t p, const UnreadPart& part, double lo, double hi) {
+                         const double estimate = std::exp(part.log_estimate - log_scale);
+                         const double distance = distances[p] + rounding;
+                         const auto at = [&](double mass) {
+                           const double missed = std::abs(mass - estimate) * distance;
+                           return mass == 0 ? missed : mass * part.value_error + missed;
+                         };
+                         return std::pair(at(lo), at(hi));
+                       });
 }
 
 // Sets the bound, and the statement's standing by what is trivial.
@@ -238,18 +291,18 @@ ErrorBound BoundDropped(const ReadPart& read, std::span<const UnreadPart> parts,
                         BoundScratch& scratch, std::span<double> contributions) {
   ErrorBound result;
   if (SettleSimpleCases(read, parts, contributions, result)) return result;
-  const double trivial = TrivialBound(read, parts, read.out);
+  const std::span<const double> distances = Distances(read, parts, read.out, scratch);
+  const double rounding = ValueRounding(read, parts);
+  const double trivial = TrivialBound(read, parts, distances, rounding);
   const double log_scale = LargestLogMass(read, parts);
-  if (log_scale == kInfinity || log_scale == -kInfinity) {
+  if (!std::isfinite(log_scale)) {
     BlameUnbounded(parts, contributions);
     Conclude(kInfinity, trivial, result);
     return result;
   }
-  const double bound = MaximizeError(
-      read, parts, log_scale, scratch, contributions, [&](const UnreadPart& part, double mass) {
-        return mass == 0 ? 0 : mass * (Distance(part.value_mean, read.out) + part.value_error);
-      });
-  Conclude(bound + ValueRounding(read, parts), trivial, result);
+  const double bound =
+      MaximizeByValues(read, parts, log_scale, distances, 0, scratch, contributions);
+  Conclude(bound + rounding, trivial, result);
   return result;
 }
 
@@ -282,9 +335,11 @@ CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> 
     result.by_masses = result.by_values = result.bound;
     return result;
   }
-  const double trivial = TrivialBound(read, parts, completed);
+  const std::span<const double> distances = Distances(read, parts, completed, scratch);
+  const double rounding = ValueRounding(read, parts);
+  const double trivial = TrivialBound(read, parts, distances, rounding);
   const double log_scale = LargestLogMass(read, parts);
-  if (log_scale == kInfinity || log_scale == -kInfinity) {
+  if (!std::isfinite(log_scale)) {
     result.by_masses = kInfinity;
     result.by_values = trivial;
     BlameUnbounded(parts, contributions);
@@ -293,23 +348,56 @@ CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> 
   }
   // ô is off by its rounding, which A multiplies by Ẑ/Z; where an estimate dwarfs what is there,
   // that is not small.
-  const double rounding = ValueRounding(read, parts);
-  const auto distance = [&](const UnreadPart& part) {
-    return Distance(part.value_mean, completed) + rounding;
-  };
-  result.by_values = rounding + MaximizeError(read, parts, log_scale, scratch, {},
-                                              [&](const UnreadPart& part, double mass) {
-                                                if (mass == 0) return 0.0;
-                                                return mass * (distance(part) + part.value_error);
-                                              });
-  result.by_masses =
-      rounding + MaximizeError(read, parts, log_scale, scratch, contributions,
-                               [&](const UnreadPart& part, double mass) {
-                                 const double estimate = std::exp(part.log_estimate - log_scale);
-                                 const double missed = std::abs(mass - estimate) * distance(part);
-                                 return mass == 0 ? missed : mass * part.value_error + missed;
-                               });
+  result.by_values =
+      rounding + MaximizeByValues(read, parts, log_scale, distances, rounding, scratch, {});
+  result.by_masses = rounding + MaximizeByMasses(read, parts, log_scale, distances, rounding,
+                                                 scratch, contributions);
   Conclude(std::min(result.by_masses, result.by_values), trivial, result);
+  return result;
+}
+
+ErrorBound BoundOutput(const ReadPart& read, std::span<const UnreadPart> parts,
+                       const ShareInterval& share, std::span<const double> output,
+                       BoundScratch& scratch) {
+  WINNOW_CHECK(output.size() == read.out.size(), "{} and {} channels", output.size(),
+               read.out.size());
+  ErrorBound result;
+  if (SettleSimpleCases(read, parts, {}, result)) {
+    result.bound += parts.empty() ? Distance(read.out, output) : 0;
+    return result;
+  }
+  if (share.statement.standing == Standing::kNotFinite || !std::isfinite(Norm(output))) {
+    return {kInfinity, {result.statement.kind, Standing::kNotFinite}};
+  }
+  const std::span<const double> distances = Distances(read, parts, output, scratch);
+  // The output is one more vector whose norm may be the largest.
+  const double rounding = ValueRounding(read, parts) +
+                          8 * static_cast<double>(output.size() + 8) * kEpsilon * Norm(output);
+  const double trivial = TrivialBound(read, parts, distances, rounding);
+  double farthest = 0;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    farthest = std::max(farthest, distances[p] + parts[p].value_error);
+  }
+  const double nearest = std::isfinite(read.log_mass) ? distances.back() + read.out_error : 0;
+  const double at = farthest > nearest ? share.hi : share.lo;
+  const double by_share = (at * farthest + (1 - at) * nearest) * (1 + 1e-12) + rounding;
+  double by_parts = kInfinity;
+  const double log_scale = LargestLogMass(read, parts);
+  if (std::isfinite(log_scale)) {
+    by_parts =
+        rounding + MaximizeByValues(read, parts, log_scale, distances, rounding, scratch, {});
+    scratch.completed.resize(output.size());
+    CompleteOutput(read, parts, scratch.completed);
+    const double apart = Distance(scratch.completed, output);
+    Distances(read, parts, scratch.completed, scratch);
+    const double by_masses =
+        rounding + apart +
+        MaximizeByMasses(read, parts, log_scale, scratch.distances, rounding, scratch, {});
+    by_parts = std::min(by_parts, by_masses);
+  }
+  if (by_share < by_parts) result.statement = Both(result.statement, share.statement);
+  result.statement.standing = Standing::kInformative;
+  Conclude(std::min(by_share, by_parts), trivial, result);
   return result;
 }
 

@@ -61,6 +61,8 @@ struct BoundScratch {
     double error_lo, error_hi;  // the term's numerator at either mass
   };
   std::vector<Term> terms;
+  std::vector<double> distances;
+  std::vector<double> completed;
 };
 
 struct ErrorBound {
@@ -86,5 +88,13 @@ struct CompletedBound : ErrorBound {
 CompletedBound BoundCompleted(const ReadPart& read, std::span<const UnreadPart> parts,
                               std::span<const double> completed, BoundScratch& scratch,
                               std::span<double> contributions = {});
+
+// ‖o − ô‖ for any ô [E], whoever made it of whatever: the smallest of B, which asks nothing of ô;
+// of A for the completion by the parts' estimates, plus how far that is from ô; and of the same as
+// B with all unread parts taken for one whose mass has `share` of all. The statement is that of the
+// parts, and of the share where that decides.
+ErrorBound BoundOutput(const ReadPart& read, std::span<const UnreadPart> parts,
+                       const ShareInterval& share, std::span<const double> output,
+                       BoundScratch& scratch);
 
 }  // namespace winnow

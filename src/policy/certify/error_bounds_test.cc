@@ -85,6 +85,51 @@ TEST(ErrorBounds, HoldOnRandomAndAdversarialContexts) {
   EXPECT_GT(informative, 1000);
 }
 
+// Any output at all, and any mixture of what was read and the pages' means.
+TEST(ErrorBounds, HoldForAnyOutput) {
+  Rng rng(44);
+  BoundScratch scratch;
+  int informative = 0;
+  for (int i = 0; i < 3000; ++i) {
+    Context c(i, rng);
+    c.read.log_mass_error = 1e-15 * std::abs(c.read.log_mass);
+    std::vector<double> output(3);
+    if (i % 3 == 0) output = c.out;
+    if (i % 3 == 1) CompleteOutput(c.read, c.parts, output);
+    for (double& x : output)
+      x += std::pow(10.0, -8 + static_cast<int>(rng.Below(9))) * rng.Normal();
+    const ShareInterval share = BoundUnreadShare(c.read, c.parts);
+    const ErrorBound bound = BoundOutput(c.read, c.parts, share, output, scratch);
+    ASSERT_GE(bound.bound, testing::Distance(c.truth.out, output)) << i;
+    ASSERT_EQ(bound.statement.kind, StatementKind::kDeterministic);
+    informative += bound.statement.standing == Standing::kInformative ? 1 : 0;
+  }
+  EXPECT_GT(informative, 300);
+}
+
+TEST(ErrorBounds, AShareThatDecidesGivesItsKind) {
+  Rng rng(45);
+  BoundScratch scratch;
+  int decided = 0;
+  for (int i = 0; i < 300; ++i) {
+    const Context c(i, rng);
+    const auto unread = static_cast<double>(-std::expm1(c.read_truth.log_mass - c.truth.log_mass));
+    const ShareInterval share{
+        unread * (1 - 1e-9), unread * (1 + 1e-9), {StatementKind::kStatistical, {}, 0.05}};
+    const ErrorBound bound = BoundOutput(c.read, c.parts, share, c.out, scratch);
+    ASSERT_GE(bound.bound, testing::Distance(c.truth.out, c.out) * (1 - 1e-9)) << i;
+    if (bound.statement.kind != StatementKind::kStatistical) continue;
+    ASSERT_EQ(bound.statement.delta, 0.05);
+    ++decided;
+  }
+  EXPECT_GT(decided, 30);
+  const Context c(0, rng);
+  ShareInterval nothing;
+  nothing.statement.standing = Standing::kNotFinite;
+  EXPECT_EQ(BoundOutput(c.read, c.parts, nothing, c.out, scratch).statement.standing,
+            Standing::kNotFinite);
+}
+
 // The maximum over the box by trying every vertex.
 double LargestRatio(const std::vector<BoundScratch::Term>& terms) {
   double largest = 0;

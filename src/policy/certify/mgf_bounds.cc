@@ -196,22 +196,35 @@ double CumulantLogMass(std::span<const double> q, const PageSummaryView& page) {
   return std::log(static_cast<double>(page.n)) + centre + variance / 2;
 }
 
-double BoundValueError(const LogitShape& shape, const PageSummaryView& page) {
-  const double rest = page.value_mean_error;
-  if (!shape.finite || std::isnan(page.value_radius) || std::isnan(page.value_deviation)) {
-    return kInfinity;
-  }
+WeightSpread SpreadOfWeights(const LogitShape& shape) {
+  if (!shape.finite) return {};
   const double width = shape.below + shape.above;
-  // Half the total variation between softmax weights of logits within `width` and equal ones.
-  const double by_range =
-      Product(std::min(1.0, 2 * std::tanh(width / 4)), page.value_radius) * kInflate;
   // χ² of the weights against equal ones is E e^{2x}/(E e^x)² − 1.
   const double by_moments =
       std::expm1(LogMgfUpper(2 * shape.above, 4 * shape.variance_hi) -
                  2 * LogMgfLower(shape.below, shape.variance_lo) + 16 * kEpsilon * (1 + width));
   const double chi_squared = std::min(Square(std::sinh(width / 2)), std::max(0.0, by_moments));
-  const double by_chi = Product(page.value_deviation, std::sqrt(chi_squared)) * kInflate;
-  return std::min(by_range, by_chi) + rest;
+  // The total variation between softmax weights of logits within `width` and equal ones, twice.
+  return {2 * std::tanh(width / 4) * kInflate, std::sqrt(chi_squared) * kInflate};
+}
+
+WeightSpread SpreadOfWeights(int64_t n, double largest) {
+  const auto count = static_cast<double>(n);
+  const double over_equal = std::clamp(count * largest, 1.0, count) * kInflate;
+  if (std::isnan(largest)) return {};
+  // What lies above 1/n is at most that of 1/largest tokens; Σ p_i² <= largest·Σ p_i.
+  return {2 * (1 - 1 / over_equal), std::sqrt(over_equal - 1)};
+}
+
+double BoundValueError(const WeightSpread& weights, const PageSummaryView& page) {
+  if (std::isnan(page.value_radius) || std::isnan(page.value_deviation)) return kInfinity;
+  const double by_range = Product(std::min(1.0, weights.variation), page.value_radius) * kInflate;
+  const double by_chi = Product(page.value_deviation, weights.chi) * kInflate;
+  return std::min(by_range, by_chi) + page.value_mean_error;
+}
+
+double BoundValueError(const LogitShape& shape, const PageSummaryView& page) {
+  return shape.finite ? BoundValueError(SpreadOfWeights(shape), page) : kInfinity;
 }
 
 }  // namespace winnow

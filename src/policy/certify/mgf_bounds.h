@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "policy/certify/statement.h"
@@ -62,7 +63,19 @@ LogInterval BoundLogMass(const LogitShape& shape, MassBound method = MassBound::
 // An estimate, no bound: log n + q·c + ½·Σ q_c²·var_c. Clip it to the interval before use.
 double CumulantLogMass(std::span<const double> q, const PageSummaryView& page);
 
-// ε_p >= ‖o_p − value_mean‖, where o_p is the page's attention output under these logits.
+// How far the softmax weights p_i of a page's n tokens can be from equal ones.
+struct WeightSpread {
+  double variation = 2;                                  // >= Σ |p_i − 1/n|
+  double chi = std::numeric_limits<double>::infinity();  // >= √(n·Σ p_i² − 1)
+};
+WeightSpread SpreadOfWeights(const LogitShape& shape);
+// Where no weight exceeds `largest`: k = 1/largest tokens may share all of it, or less even.
+WeightSpread SpreadOfWeights(int64_t n, double largest);
+
+// ε_p >= ‖o_p − value_mean‖ by the weights of the page's output o_p = Σ p_i·v_i: the smallest of
+// the radius, and of either spread times what it multiplies.
+double BoundValueError(const WeightSpread& weights, const PageSummaryView& page);
+// The same, where o_p is the page's attention output under these logits.
 double BoundValueError(const LogitShape& shape, const PageSummaryView& page);
 
 }  // namespace winnow

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "policy/certify/test_pages.h"
 
@@ -168,6 +171,35 @@ TEST(PageBounds, NotFiniteIsNeverABound) {
   TestPage broken = page;
   broken.keys[1] = kNaN;
   expect_refused(q, Summarize(broken.Keys(), broken.Values()));
+}
+
+TEST(WeightSpread, TheLargestWeightBoundsBothFigures) {
+  Rng rng(46);
+  for (int trial = 0; trial < 500; ++trial) {
+    const auto n = 1 + static_cast<int64_t>(rng.Below(40));
+    std::vector<double> weights(n);
+    for (double& x : weights) x = std::exp((trial % 5) * rng.Normal());
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    double variation = 0;
+    double squares = 0;
+    double largest = 0;
+    for (double& x : weights) {
+      x /= sum;
+      variation += std::abs(x - 1 / static_cast<double>(n));
+      squares += x * x;
+      largest = std::max(largest, x);
+    }
+    const WeightSpread spread = SpreadOfWeights(n, largest);
+    ASSERT_GE(spread.variation + 1e-12, variation) << trial;
+    ASSERT_GE(spread.chi + 1e-6, std::sqrt(std::max(0.0, n * squares - 1))) << trial;
+    // Half the tokens with twice an equal weight.
+    if (n % 2 == 0) {
+      const WeightSpread half = SpreadOfWeights(n, 2 / static_cast<double>(n));
+      EXPECT_NEAR(half.variation, 1, 1e-9);
+      EXPECT_NEAR(half.chi, 1, 1e-9);
+    }
+  }
+  EXPECT_EQ(SpreadOfWeights(8, std::nan("")).variation, 2);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "policy/certify/read_mass.h"
 #include "policy/certify/stored_summary.h"
@@ -48,6 +49,16 @@ int64_t PageShapes::Load(const LayerStep& step, const ReadHead& head) {
   // The box of every page, and mean and deviation of those that were not read.
   const int64_t row = layout.padded_dim * static_cast<int64_t>(sizeof(float));
   return 2 * row * (kv.n_tokens / layout.slots + std::ssize(head.unread));
+}
+
+void PageShapes::Describe(std::span<PageBound> pages) const {
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const LogInterval mass = BoundLogMass(shapes[i]);
+    pages[i] = {mass.lo, mass.hi, SpreadOfWeights(shapes[i])};
+    if (mass.statement.standing == Standing::kNotFinite) {
+      pages[i].log_hi = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
 }
 
 }  // namespace winnow

@@ -21,6 +21,8 @@ struct PageShapes {
 
   // Returns the bytes read.
   int64_t Load(const LayerStep& step, const ReadHead& head);
+  // Writes what the shapes say, [R, unread].
+  void Describe(std::span<PageBound> pages) const;
 
  private:
   PageSummary summary_;
@@ -44,6 +46,7 @@ void CertifyByShapes(const LayerStep& step, std::span<const ReadHead> heads,
   ForEachCertified(step, heads, shares, [&](int64_t h, std::span<ShareInterval> of_head) {
     ShapedHead& shaped = scratch[h];
     shaped.bytes = shaped.pages.Load(step, heads[h]);
+    if (heads[h].bounds != nullptr) shaped.pages.Describe(heads[h].bounds->pages);
     for (size_t r = 0; r < of_head.size(); ++r) {
       of_head[r] =
           BoundShare(ReadLogMass(step, heads[h], static_cast<int>(r), shaped.pages.magnitude[r]),

@@ -37,6 +37,7 @@ LogInterval ReadLogMass(const LayerStep& step, const ReadHead& head, int r, doub
   const double log_mass = head.log_mass[r];
   const double error =
       DecodeLogMassError(step.queries[head.query].kv.layout->head_dim, head.tokens_read, magnitude);
+  if (head.bounds != nullptr) head.bounds->log_mass_error[r] = error;
   LogInterval interval{log_mass - error, log_mass + error, {StatementKind::kDeterministic}};
   if (!std::isfinite(interval.lo) || !std::isfinite(interval.hi)) {
     interval.statement.standing = Standing::kNotFinite;

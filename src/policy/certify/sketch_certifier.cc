@@ -96,7 +96,12 @@ class SketchCertifier : public Certifier {
       const int64_t row = (head.kv_head * group + r) * all.stride;
       const float* max = scanned_ ? all.max + row : scratch.max.data() + r * n_unread;
       const float* sum = scanned_ ? all.sum + row : scratch.sum.data() + r * n_unread;
-      const LogInterval unread = Sum(head.unread, max, sum, scratch.error.data() + r * all.n_pages);
+      const float* error = scratch.error.data() + r * all.n_pages;
+      const LogInterval unread = Sum(head.unread, max, sum, error);
+      if (head.bounds != nullptr) {
+        Describe(query.kv.layout->slots, head.unread, max, sum, error,
+                 std::span(head.bounds->pages).subspan(r * n_unread, n_unread));
+      }
       shares[r] = BoundShare(ReadLogMass(step, head, static_cast<int>(r), magnitude), unread);
     }
   }
@@ -135,6 +140,20 @@ class SketchCertifier : public Certifier {
     interval.lo = top_lo + std::log(lo) - slack;
     interval.hi = top_hi + std::log(hi) + slack;
     return interval;
+  }
+
+  // The heaviest token of a page has a score within the error of the largest that was scanned.
+  void Describe(int slots, std::span<const int32_t> unread, const float* max, const float* sum,
+                const float* error, std::span<PageBound> pages) const {
+    for (size_t i = 0; i < unread.size(); ++i) {
+      const size_t at = scanned_ ? static_cast<size_t>(unread[i]) : i;
+      const double off = error[unread[i]];
+      const double log_mass = max[at] + std::log(static_cast<double>(sum[at]));
+      const double slack =
+          8 * std::numeric_limits<double>::epsilon() * (1 + std::abs(log_mass) + off);
+      pages[i] = {log_mass - off - slack, log_mass + off + slack,
+                  SpreadOfWeights(slots, std::exp(2 * off) / sum[at])};
+    }
   }
 
   int bits_;

@@ -76,6 +76,9 @@ ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
     rule.budget = params.Int("budget", sparse_everywhere ? 128 : 256, 1, kManyTokens);
   }
   rule.tolerance = params.Number("tol", 1, 0, 1);
+  if (params.Has("tol_error")) {
+    rule.error_tolerance = params.Number("tol_error", 1, 0, 1e9);
+  }
   rule.gap = params.Number("gap", 0, 0, 1e9);
   rule.fallback = ParseFallback(params);
   rule.sinks = params.Int("sinks", 4, 0, kManyTokens);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct ReadRule {
   double tolerance = 1;  // unread share above which the step falls back; 1: never
   // The tolerance is for the upper end of a certificate, after reading, and not for the estimate.
   bool certified = false;
+  // Certified error of the output, relative to its norm, above which the step falls back; infinite:
+  // never.
+  double error_tolerance = std::numeric_limits<double>::infinity();
   double gap = 0;  // least difference of the two best pages' scores; 0: any (Vashista 10.3)
   Fallback fallback = Fallback::kWiden;
   int64_t sinks = 4;         // tokens always read: the first,
@@ -36,6 +40,8 @@ struct ReadRule {
   int64_t gen_exact = 1024;  // generated ones, so many at most,
   int64_t tail = 0;          // and the last before those
   int dense_layers = 2;      // the first layers are read in full
+
+  bool bounds_error() const { return error_tolerance < std::numeric_limits<double>::infinity(); }
 
   // Reads the parameters of a `select=` policy. Throws Error(kUsage), also for contradictions.
   static ReadRule FromParams(Params& params, bool sparse_everywhere);
