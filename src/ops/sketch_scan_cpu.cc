@@ -126,8 +126,8 @@ HWY_INLINE void ScorePage(const Page& page, size_t any_dim, size_t slots,
 // The masses of one page from its scores and, where wanted, its tokens' weights, `weight_stride`
 // from one head to the next.
 template <size_t kHeads>
-HWY_INLINE void SumPage(const float* scores, size_t slots, LinesAhead& ahead, float* page_max, float* page_sum,
-                        uint8_t* weights, size_t weight_stride) {
+HWY_INLINE void SumPage(const float* scores, size_t slots, LinesAhead& ahead, float* page_max,
+                        float* page_sum, uint8_t* weights, size_t weight_stride) {
   const F32 f32;
   VF32 max[kMaxHeadBlock];
   VF32 sum[kMaxHeadBlock];

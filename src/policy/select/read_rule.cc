@@ -185,14 +185,22 @@ float ScoreGap(const PageMasses& masses, int group, MiddlePages middle) {
 void DropTail(std::span<const float> pooled, double tail, std::vector<int32_t>* pages) {
   if (tail <= 0 || pages->empty()) return;
   // The threshold by bisection in the logarithm: shares span many orders of magnitude, and sorting
-  // a few hundred pages a layer and head costs as much as scanning them.
+  // a few hundred pages a layer and head costs as much as scanning them. Sums are of lanes, so that
+  // compilers make vectors of them.
   double allowed = 0;
   for (float share : pooled) allowed += share;
   allowed *= tail;
+  constexpr size_t kSumLanes = 16;
+  std::vector<float> shares((pages->size() + kSumLanes - 1) / kSumLanes * kSumLanes, 0.0f);
+  for (size_t i = 0; i < pages->size(); ++i) shares[i] = pooled[(*pages)[i]];
   const auto below = [&](float threshold) {
-    double sum = 0;
-    for (int32_t page : *pages) sum += pooled[page] < threshold ? pooled[page] : 0.0f;
-    return sum;
+    float sums[kSumLanes] = {};
+    for (size_t i = 0; i < shares.size(); i += kSumLanes) {
+      for (size_t lane = 0; lane < kSumLanes; ++lane) {
+        sums[lane] += shares[i + lane] < threshold ? shares[i + lane] : 0.0f;
+      }
+    }
+    return std::accumulate(sums, sums + kSumLanes, 0.0);
   };
   float low = static_cast<float>(allowed / static_cast<double>(pages->size()));
   float high = static_cast<float>(allowed) * 2;
