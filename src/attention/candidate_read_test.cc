@@ -53,9 +53,10 @@ const std::vector<Case> kCases = {{{3, 3, 64, 32, kTokens}, DType::kF32},
 class CandidateReadTest : public ::testing::Test {
  protected:
   static std::unique_ptr<PagedLayer> NewLayer(const Case& c, uint64_t seed) {
-    return std::make_unique<PagedLayer>(
-        c.shape, PlaneSet{Plane::kKeyMean, Plane::kValueMean, Plane::kKeys8, Plane::kKeys4},
-        c.dtype, seed);
+    return std::make_unique<PagedLayer>(c.shape,
+                                        PlaneSet{Plane::kKeyMean, Plane::kValueMean,
+                                                 Plane::kValueSpread, Plane::kKeys8, Plane::kKeys4},
+                                        c.dtype, seed);
   }
   std::unique_ptr<PagedLayer> RandomLayer(const Case& c, uint64_t seed) {
     auto layer = NewLayer(c, seed);
