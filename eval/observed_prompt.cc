@@ -12,7 +12,7 @@ namespace winnow {
 namespace {
 
 // Nothing is removed, so the prefill stays dense; every layer is scored.
-constexpr char kObserve[] = "prefill=entroprefill,uncalibrated=1,eps=0,v=0";
+constexpr char kObserve[] = "prefill=entroprefill,uncalibrated=1,eps=0,v=0,must_pay=0";
 
 std::vector<int32_t> EvidenceOf(const EvalSample& sample, const PruneProblem& problem) {
   std::vector<int32_t> chunks;

@@ -200,7 +200,7 @@ void SparseDecode::Estimate(DecodePolicy& policy, const LayerStep& step) {
   residual_dropped_.assign(step.queries.size(), 0);
   ResidualAccount account{.dropped = residual_dropped_.data()};
   policy.residual->Estimate(step, {rest_.data(), rest_log_mass_.data()}, &account);
-  bytes_.estimated = account.bytes_read;
+  bytes_.estimated += account.bytes_read;  // again where certificates made heads read more
 }
 
 void SparseDecode::Merge(std::span<const SparseSlot> slots) {

@@ -423,7 +423,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
   command
       .add_option("--keep", flags.keep, "With --prefill: share of the documents' tokens that stays")
       ->type_name("SHARE")
-      ->check(CLI::Range(0.01, 1.0).description(""))
+      ->check(RealBetween(0.01, 1.0))
       ->capture_default_str()
       ->needs(prefill)
       ->group(group);
@@ -431,7 +431,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
       .add_option("--target", flags.target.kl,
                   "Largest mean KL from dense, in nats, along dense's own output")
       ->type_name("KL")
-      ->check(CLI::Range(1e-9, 100.0).description(""))
+      ->check(RealBetween(1e-9, 100.0))
       ->capture_default_str()
       ->excludes(prefill)
       ->group(group);
@@ -439,7 +439,7 @@ void AddSearchFlags(CLI::App& command, CalibrateFlags& flags) {
       .add_option("--top1", flags.target.top1_agreement,
                   "Smallest share of positions with dense's likeliest token")
       ->type_name("SHARE")
-      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->check(RealBetween(0.0, 1.0))
       ->capture_default_str()
       ->excludes(prefill)
       ->group(group);

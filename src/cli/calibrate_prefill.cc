@@ -94,7 +94,8 @@ std::string Table(const PruneCalibration& found, const PruneFigures& test) {
 int CalibratePrefill(const LoadedModel& loaded, const PrefillCalibration& calibration, bool json) {
   if (calibration.calibrate.empty() || calibration.test.empty()) {
     Throw(ErrorKind::kInput,
-          "there is nothing to look for: give a book with --text, or --prompts whose lines name "
+          "there is nothing to look for: give a book with --text, or --prompts with at least two "
+          "lines, one to calibrate on and one to test on, that name "
           "their evidence");
   }
   const int n_layers = loaded.backbone->config().n_layers;

@@ -32,14 +32,11 @@ std::string RestoredInWords(const RequestResult& result) {
   const PruneLedger& pruning = *result.ledger.pruning;
   const std::string first = FormatSeconds(result.ttft_seconds);
   if (pruning.resumed_tokens == 0) {
-    return fmt::format(
-        "nothing was parked any more: all {} tokens were read anew, {} to the first "
-        "token",
-        FormatCount(result.prompt_tokens), first);
+    return fmt::format("nothing is parked: all {} tokens were read anew, {} to the first token",
+                       FormatCount(result.prompt_tokens), first);
   }
   return fmt::format(
-      "{} tokens were restored from layer {}, nothing is dropped now; {} to the "
-      "first token",
+      "nothing is dropped now: {} tokens were restored from layer {} on; {} to the first token",
       FormatCount(pruning.resumed_tokens), pruning.resumed_layers, first);
 }
 

@@ -30,7 +30,7 @@ constexpr PrefillCosts kDearLayers = {.layer = {.linear = 1e-4, .quadratic = 1e-
                                       .remove = 1e-9,
                                       .copy = 1e-12};
 constexpr PrefillCosts kDearScores = {
-    .layer = {.linear = 1e-6}, .last_linear = 1e-6, .score = 1, .remove = 1, .copy = 1};
+    .layer = {.linear = 1e-6}, .last_linear = 1e-6, .score = 0.5, .remove = 0.5, .copy = 0.5};
 
 class PruneCli : public WithModel {
  protected:

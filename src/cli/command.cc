@@ -93,6 +93,15 @@ void AddJsonFlag(CLI::App& command, CommandContext& context) {
 
 CLI::Validator Between(int64_t low, int64_t high) { return CLI::Range(low, high).description(""); }
 
+CLI::Validator RealBetween(double low, double high) {
+  const auto check = [low, high](const std::string& text) -> std::string {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && low <= value && value <= high) return "";
+    return fmt::format("Value {} not in range [{} - {}]", text, low, high);
+  };
+  return {check, ""};
+}
+
 CLI::Option* AddSizeOption(CLI::App& command, const std::string& name, uint64_t& bytes,
                            const std::string& help) {
   const auto convert = [](std::string& text) -> std::string {
@@ -213,12 +222,6 @@ bool WantsAuto(const ModelFlags& flags, const std::vector<std::string>& arms) {
   return wanted;
 }
 
-namespace {
-
-bool Prunes(const std::string& arm) { return arm != kAutoArm && MakePrefillPolicy(arm) != nullptr; }
-
-}  // namespace
-
 LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& arms,
                       const std::string& chat_template) {
   EngineOptions engine_options = ToEngineOptions(flags);
@@ -240,7 +243,10 @@ LoadedModel LoadModel(const ModelFlags& flags, const std::vector<std::string>& a
   backbone_options.max_tokens =
       std::max<int64_t>(engine_options.prefill_chunk, engine_options.max_batch);
   loaded.backbone = LoadCpuBackbone(loaded.path, loaded.pool.get(), backbone_options);
-  if (std::any_of(arms.begin(), arms.end(), [](const std::string& arm) { return Prunes(arm); })) {
+  const auto prunes = [](const std::string& arm) {
+    return arm != kAutoArm && ParseArm(arm).prefill_fingerprint != 0;
+  };
+  if (std::any_of(arms.begin(), arms.end(), prunes)) {
     engine_options.prefill_costs =
         ResolvePrefillCosts(flags, loaded.path, loaded.backbone.get(), loaded.pool.get());
   }

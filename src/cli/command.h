@@ -48,6 +48,8 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags);
 
 // Accepts whole numbers from `low` to `high`, and keeps quiet about it in the help text.
 CLI::Validator Between(int64_t low, int64_t high);
+// Likewise of numbers with a fraction; what is not a number is outside.
+CLI::Validator RealBetween(double low, double high);
 
 // Refuses an empty text: for flags where it stands for nothing.
 CLI::Validator NotEmpty();

@@ -196,7 +196,7 @@ void AddFigureFlags(CLI::App& command, DiagnoseFlags& flags) {
                   "Share of the prompt that is read exactly where no K is named; the first 4 and "
                   "the last 16 tokens are part of it")
       ->type_name("X")
-      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->check(RealBetween(0.0, 1.0))
       ->capture_default_str()
       ->group(group);
   command.add_option("--ks", options.ks, "Retrieved tokens along the curves, ascending")

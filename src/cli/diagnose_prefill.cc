@@ -72,7 +72,7 @@ void AddDiagnosePrefillFlags(CLI::App& command, DiagnosePrefillFlags& flags,
                   "Without --remove: the chunks that get the least attention a token go until this "
                   "share of the documents is left")
       ->type_name("X")
-      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->check(RealBetween(0.0, 1.0))
       ->capture_default_str()
       ->needs(prefill)
       ->excludes(remove)

@@ -327,7 +327,7 @@ void AddEvalCommand(CLI::App& app, CommandContext& context) {
       ->add_option("--margin", flags->margin,
                    "Loss of score that the noninferiority test still counts as none")
       ->type_name("X")
-      ->check(CLI::Range(1e-6, 0.999).description(""))
+      ->check(RealBetween(1e-6, 0.999))
       ->capture_default_str()
       ->group("Judgement");
   AddModelFlags(*command, flags->model);

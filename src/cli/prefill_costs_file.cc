@@ -26,7 +26,8 @@ constexpr Entry kEntries[] = {{"last_linear", &PrefillCosts::last_linear},
                               {"remove", &PrefillCosts::remove},
                               {"copy", &PrefillCosts::copy}};
 
-bool IsCost(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
+// Of a token, a pair of tokens or a byte: no machine takes a second.
+bool IsCost(double seconds) { return seconds >= 0 && seconds < 1; }
 
 }  // namespace
 
@@ -76,7 +77,9 @@ PrefillCosts ResolvePrefillCosts(const ModelFlags& flags, const std::string& pat
     Warn("nothing is known of what prefill costs: whether pruning pays is not foreseen");
     return {};
   }
-  cache.Write(key.FileName(), FormatPrefillCosts(key, *measured));
+  if (!cache.Write(key.FileName(), FormatPrefillCosts(key, *measured))) {
+    Warn("what prefill costs could not be kept: it is measured again the next time");
+  }
   return *measured;
 }
 

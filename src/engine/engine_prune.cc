@@ -125,7 +125,9 @@ void Engine::Impl::ForeseeCosts(Sequence* sequence) {
   const std::optional<PruneForecast> forecast = ForeseePruning(options.prefill_costs, work);
   if (!forecast.has_value()) return;
   pruning.record.cost.forecast = forecast;
-  if (!forecast->pays() && params.must_pay) {
+  // Fewer keys may pay in decode or in the transfer, which the forecast knows nothing of.
+  const bool pays_elsewhere = params.drop_kv || !s.request.save_kv.empty();
+  if (!forecast->pays() && params.must_pay && !pays_elsewhere) {
     pruning.run->Bypass(PruneOutcome::kDoesNotPay, WhyItDoesNotPay(*forecast));
   }
 }

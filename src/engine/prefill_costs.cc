@@ -266,8 +266,8 @@ std::optional<PrefillCosts> MeasurePrefillCosts(Backbone* backbone, ThreadPool* 
   const std::optional<int> layer = LayerToTime(config);
   if (!layer.has_value() || config.context_length < kLeastContext) return std::nullopt;
   // A short context still has room for different depths.
-  const int64_t chunk =
-      std::min({prefill_chunk, backbone->max_tokens(), config.context_length / 4});
+  const int64_t chunk = std::min(
+      {prefill_chunk, backbone->max_tokens(), config.context_length / 4, kLargestDepth / 4});
   PrefillStopwatch stopwatch(backbone, pool, kv_dtype, chunk, *layer);
   const Clock::time_point start = Clock::now();
   std::optional<PrefillCosts> costs;

@@ -56,18 +56,14 @@ HWY_INLINE void ForEachHeadBlock(size_t n_heads, Run run) {
 // have more lines under way than these, does not follow.
 class LinesAhead {
  public:
-  LinesAhead(const std::byte* begin, size_t bytes) : next_(begin), end_(begin + bytes) {}
+  explicit LinesAhead(const std::byte* begin) : next_(reinterpret_cast<uintptr_t>(begin)) {}
   HWY_INLINE void Prefetch() {
-    __builtin_prefetch(next_, 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(next_), 0, 2);
     next_ += 64;
-  }
-  void PrefetchRest() {
-    while (next_ < end_) Prefetch();
   }
 
  private:
-  const std::byte* next_;
-  const std::byte* end_;
+  uintptr_t next_;  // of no object where it has passed the last one
 };
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -197,7 +193,8 @@ HWY_INLINE int32_t FourBytes(const void* from) {
 // Calls store(r, g * 16 + lane, sums of some lanes from `lane` on) with Σ_row
 // code[g][lane][row]·factors[r * factor_stride + row] for kGroups groups of 16 lanes, whose lines
 // lie `group_bytes` apart; `n_lines` lines a group, each of 4·8/kBits rows. Factors are int8_t
-// within ±127 or uint8_t. As many lines of `ahead` are prefetched.
+// within ±127 or uint8_t. For each line one of `ahead` is prefetched, or one a group where few
+// heads leave little other work to spread them over.
 #if HWY_TARGET == HWY_AVX3_DL
 template <int kBits, size_t kHeads, size_t kGroups, class Factor, class Store>
 HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t group_bytes,
@@ -220,7 +217,7 @@ HWY_INLINE void ByteProducts(const std::byte* codes, size_t n_lines, size_t grou
     __m512i rest[kGroups];
     HWY_UNROLL(2)
     for (size_t g = 0; g < kGroups; ++g) {
-      if (g == 0) ahead.Prefetch();
+      if (g == 0 || kHeads < 3) ahead.Prefetch();
       rest[g] = _mm512_loadu_si512(codes + g * group_bytes + line * 64);
     }
     HWY_UNROLL(4)

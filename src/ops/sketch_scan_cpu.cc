@@ -168,7 +168,6 @@ void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& for
   const auto slots = static_cast<size_t>(task.kv->layout->slots);
   const auto stride = static_cast<size_t>(masses.stride);
   const auto group_floats = static_cast<size_t>(task.group_heads) * format.dim;
-  const size_t plane_bytes = task.kv->layout->PlaneBytes(plane_kind);
   const int64_t last_item = (masses.n_pages - task.begin_page) * task.n_heads - 1;
   Page pages[2];
   PageFactors factors[2];
@@ -176,8 +175,7 @@ void ScanRun(const PageScanTask& task, Plane plane_kind, const SketchFormat& for
   for (int64_t turn = 0; turn < task.size() + 2; ++turn) {
     // Also into the pages of the next task.
     LinesAhead ahead(
-        PageScanItem(task, std::min(turn + kItemsAhead, last_item)).PlaneOf(task, plane_kind),
-        plane_bytes);
+        PageScanItem(task, std::min(turn + kItemsAhead, last_item)).PlaneOf(task, plane_kind));
     if (const int64_t i = turn; i < task.size()) {
       const PageScanItem item(task, i);
       const std::byte* plane = item.PlaneOf(task, plane_kind);

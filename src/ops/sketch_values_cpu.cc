@@ -66,7 +66,9 @@ HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, c
   WeighCodes<kBits, kHeads, kGroups>(page, group, slots, ahead, products);
   for (size_t i = 0; i < kStride; i += kLanes) {
     const size_t channel = group * kSketchLanes + i;
-    if (i % kSketchLanes == 0) ahead.Prefetch();  // for 32 bytes of minima and as many of steps
+    if (i % kSketchLanes == 0) {  // a line of minima or steps, and what is left of the codes'
+      for (int n = 0; n < 3; ++n) ahead.Prefetch();
+    }
     const VF32 minimum = F16Row::Load(page.minimum, channel);
     const VF32 step = F16Row::Load(page.step, channel);
     HWY_UNROLL(4)
@@ -109,8 +111,7 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
     const auto p = static_cast<size_t>(task.pages[i]);
     const std::byte* plane = kv.PlaneOf(task.plane, task.pages[i], task.head);
     const size_t later = std::min(i + kPagesAhead, task.pages.size() - 1);
-    LinesAhead ahead(kv.PlaneOf(task.plane, task.pages[later], task.head),
-                     kv.layout->PlaneBytes(task.plane));
+    LinesAhead ahead(kv.PlaneOf(task.plane, task.pages[later], task.head));
     const ValuePage page{plane, plane + 2 * format.dim, plane + format.code_offset,
                          task.weights + (first_head * stride + p) * slots, stride * slots};
     float mass[kHeads];

@@ -4,14 +4,15 @@
 #include "policy/certify/page_shapes.h"
 #include "policy/certify/sample_bound.h"
 #include "policy/certify/stored_summary.h"
+#include "policy/select/read_rule.h"
 
 namespace winnow {
 namespace {
 
 // From `n` tokens of the unread pages for each query head, with the pages' estimates as control
 // variate and their summaries' range of logits as the range of the bound. A KV head's intervals
-// hold together with probability 1 − δ over the draws, which follow from the seed, the layer, its
-// length and the query head.
+// hold together, however often it reads more, with probability 1 − δ over the draws, which follow
+// from the seed, the layer, its length and the query head.
 class SampleCertifier : public Certifier {
  public:
   // `scanned`: step.masses estimate the pages.
@@ -69,8 +70,10 @@ class SampleCertifier : public Certifier {
       scratch->logits.push_back(logit);
     }
     scratch->bytes += std::ssize(scratch->draws) * static_cast<int64_t>(layout.row_bytes);
-    // δ is shared out among the query heads of the group.
-    const double delta = delta_ / static_cast<double>(scratch->pages.q.size());
+    // δ is shared out among the query heads of the group, and among the looks that a head may have:
+    // it reads more, and is looked at again, until a look satisfies it.
+    const double delta =
+        delta_ / static_cast<double>(scratch->pages.q.size() * (1 + kMaxWidenings));
     return plan.Bound(scratch->draws, scratch->logits, delta);
   }
 

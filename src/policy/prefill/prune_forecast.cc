@@ -48,8 +48,11 @@ double Auxiliary(const PrefillCosts& costs, const PrefillWork& work, const Prefi
   const auto cells = static_cast<double>(work.observers) * static_cast<double>(work.tokens);
   double seconds = static_cast<double>(course.layers_scored) * costs.score * cells;
   if (course.applied_layer == 0) return seconds;
+  const auto global =
+      std::count(work.windows.begin(), work.windows.begin() + course.applied_layer, int64_t{0});
   const double moved =
-      static_cast<double>(course.kept) * (work.hidden_bytes + work.kv_bytes * course.applied_layer);
+      static_cast<double>(std::max<int64_t>(0, course.kept - work.reused)) * work.hidden_bytes +
+      static_cast<double>(course.kept * global) * work.kv_bytes;
   return seconds + costs.remove * cells + costs.copy * (work.parked_bytes + moved);
 }
 
@@ -124,7 +127,7 @@ std::optional<PruneForecast> ForeseePruning(const PrefillCosts& costs, const Pre
 
 std::string WhyItDoesNotPay(const PruneForecast& forecast) {
   return fmt::format(
-      "it would not pay: with {} tokens left after layer {}, the first that can be accepted, the "
+      "it would not pay: with {} tokens left once layer {} is accepted, the first that can be, the "
       "prompt would take {:.1f} ms here, {:.1f} of them to choose and to copy, and as it is {:.1f}",
       forecast.kept, forecast.first_layer, forecast.first.total() * 1e3,
       forecast.first.auxiliary * 1e3, forecast.full * 1e3);

@@ -173,7 +173,7 @@ TEST(ForeseePruning, SaysWhyItDoesNotPay) {
   ASSERT_TRUE(forecast.has_value());
   EXPECT_FALSE(forecast->pays());
   EXPECT_THAT(WhyItDoesNotPay(*forecast),
-              testing::AllOf(testing::HasSubstr("40 tokens left after layer 2"),
+              testing::AllOf(testing::HasSubstr("40 tokens left once layer 2 is accepted"),
                              testing::HasSubstr("and as it is 1000000.0")));
 }
 
