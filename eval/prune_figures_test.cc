@@ -31,6 +31,7 @@ ObservedPrompt DrawPrompt(Rng* rng) {
     problem.chunk_of.insert(problem.chunk_of.end(), kTokens, chunk);
     problem.chunk_tokens.push_back(kTokens);
   }
+  problem.observers.reserve(kObservers);
   for (int u = 0; u < kObservers; ++u) {
     problem.observers.push_back(problem.n_tokens());
     problem.chunk_of.push_back(-1);
@@ -68,6 +69,7 @@ ObservedPrompt DrawPrompt(Rng* rng) {
 std::vector<ObservedPrompt> DrawPrompts(int n, uint64_t seed) {
   Rng rng(seed);
   std::vector<ObservedPrompt> prompts;
+  prompts.reserve(n);
   for (int i = 0; i < n; ++i) prompts.push_back(DrawPrompt(&rng));
   return prompts;
 }
