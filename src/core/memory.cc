@@ -89,10 +89,10 @@ size_t AvailableMemoryBytes() {
 void PreferHugePages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
   // The call takes whole pages: those that lie inside.
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t before = (page - reinterpret_cast<uintptr_t>(data) % page) % page;
+  if (bytes < before + page) return;
+  (void)madvise(static_cast<char*>(data) + before, (bytes - before) / page * page, MADV_HUGEPAGE);
 #endif
 }
 

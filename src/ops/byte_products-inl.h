@@ -56,14 +56,14 @@ HWY_INLINE void ForEachHeadBlock(size_t n_heads, Run run) {
 // have more lines under way than these, does not follow.
 class LinesAhead {
  public:
-  explicit LinesAhead(const std::byte* begin) : next_(reinterpret_cast<uintptr_t>(begin)) {}
+  explicit LinesAhead(const std::byte* begin) : next_(begin) {}
   HWY_INLINE void Prefetch() {
-    __builtin_prefetch(reinterpret_cast<const void*>(next_), 0, 2);
+    __builtin_prefetch(next_, 0, 2);
     next_ += 64;
   }
 
  private:
-  uintptr_t next_;  // of no object where it has passed the last one
+  const std::byte* next_;  // never read: it may have passed the last plane
 };
 
 #if HWY_TARGET == HWY_AVX3_DL
