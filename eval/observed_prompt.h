@@ -32,6 +32,10 @@ struct ObservedPrompt {
   LayerObservation Observation(const Layer& layer) const;
   // Whether no chunk of the evidence is among the `removed`.
   bool Keeps(std::span<const int32_t> removed) const;
+  // Likewise of a proposal; an invalid one does not keep it.
+  bool Keeps(const PruneCandidate& candidate) const {
+    return !candidate.invalid && Keeps(candidate.scan.removed);
+  }
 };
 
 struct ObserveHooks {

@@ -18,8 +18,6 @@ constexpr size_t kMostLayers = 4;
 constexpr double kRecallSlack = 0.02;
 // Of the calibration prompts, with stability between layers; else it is not asked for.
 constexpr double kAcceptedShare = 0.95;
-// Removals that nothing guides, a prompt.
-constexpr uint64_t kBlindDraws = 10;
 
 // The share of the candidates' tokens that has to be kept so that the evidence is among them.
 double NeededShare(const ObservedPrompt& prompt, const PruneCandidate& candidate) {
@@ -48,8 +46,7 @@ Quality Judge(const std::vector<ObservedPrompt>& prompts, size_t layer,
   Quality quality{.needed = 0};
   for (const ObservedPrompt& prompt : prompts) {
     const PruneCandidate candidate = removal.Propose(prompt, prompt.layers[layer], weights);
-    const bool finds = !candidate.invalid && prompt.Keeps(candidate.scan.removed);
-    quality.recall += finds ? 1 : 0;
+    quality.recall += prompt.Keeps(candidate) ? 1 : 0;
     quality.needed += NeededShare(prompt, candidate);
   }
   const auto n = static_cast<double>(prompts.size());
@@ -114,12 +111,11 @@ PruneProfileLayer WithTolerances(const std::vector<ObservedPrompt>& prompts,
     const ObservedPrompt::Layer& seen = prompt.layers[monitored.index];
     const PruneCandidate candidate = removal.Propose(prompt, seen, monitored.weights);
     if (candidate.invalid) continue;
-    for (uint64_t draw = 0; draw < kBlindDraws; ++draw) {
-      const std::vector<int32_t> removed =
-          RandomRemoval(prompt.problem, removal.TargetSaving(prompt), i * kBlindDraws + draw);
+    for (const std::vector<int32_t>& removed :
+         RandomRemovals(prompt.problem, removal.TargetSaving(prompt), i)) {
       blind.push_back(HeadLosses::Of(prompt.problem, seen.chunk_mass, removed));
     }
-    if (!prompt.Keeps(candidate.scan.removed)) continue;
+    if (!prompt.Keeps(candidate)) continue;
     kept.push_back(HeadLosses::Of(prompt.problem, seen.chunk_mass, candidate.scan.removed));
   }
   const int number = prompts.front().layers[monitored.index].number;

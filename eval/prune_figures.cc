@@ -13,7 +13,6 @@ namespace winnow {
 namespace {
 
 constexpr const char* kProposers[] = {"entroprefill", "mass", "uniform", "recency", "random"};
-constexpr uint64_t kRandomDraws = 10;  // a prompt
 
 const ObservedPrompt::Layer& LayerOf(const ObservedPrompt& prompt, int number) {
   const auto found = std::ranges::find(prompt.layers, number, &ObservedPrompt::Layer::number);
@@ -32,26 +31,18 @@ PrefillAccount Replay(const ObservedPrompt& prompt, const PrefillPolicy& policy,
   return run->record();
 }
 
-std::vector<int32_t> Removed(const PrefillAccount& account) {
-  if (account.accepted_layer == 0) return {};
-  return account.layers.back().removed;
+// Whether all evidence stays, as it does where nothing was accepted.
+bool KeepsEvidence(const ObservedPrompt& prompt, const PrefillAccount& account) {
+  return account.accepted_layer == 0 || prompt.Keeps(account.layers.back().removed);
 }
 
 // Everything but the mean gap, which is still a sum.
-void AddReplay(const ObservedPrompt& prompt, const PrefillAccount& account,
-               ProposerFigures& figures) {
+void AddReplay(const PrefillAccount& account, bool kept, ProposerFigures& figures) {
   const bool accepted = account.accepted_layer > 0;
-  const bool kept = prompt.Keeps(Removed(account));
   figures.accepted += accepted ? 1 : 0;
   figures.evidence_kept += kept ? 1 : 0;
   figures.accepted_evidence_kept += accepted && kept ? 1 : 0;
   if (accepted) figures.mean_gap += account.layers.back().gap();
-}
-
-bool KeepsAtEqualSaving(const ObservedPrompt& prompt, const UnlimitedRemoval& removal, int layer,
-                        std::span<const double> head_weights) {
-  const PruneCandidate candidate = removal.Propose(prompt, LayerOf(prompt, layer), head_weights);
-  return !candidate.invalid && prompt.Keeps(candidate.scan.removed);
 }
 
 bool IsWithin(const ObservedPrompt& prompt, const PruneProfile& profile,
@@ -62,11 +53,10 @@ bool IsWithin(const ObservedPrompt& prompt, const PruneProfile& profile,
   });
 }
 
+// `index` of the prompt.
 void AddRandomRemovals(const ObservedPrompt& prompt, const PruneProfile& profile,
-                       const UnlimitedRemoval& removal, PruneFigures& figures) {
-  for (uint64_t draw = 0; draw < kRandomDraws; ++draw) {
-    const uint64_t seed = static_cast<uint64_t>(figures.prompts) * kRandomDraws + draw;
-    const auto removed = RandomRemoval(prompt.problem, removal.TargetSaving(prompt), seed);
+                       int64_t target_saving, uint64_t index, PruneFigures& figures) {
+  for (const std::vector<int32_t>& removed : RandomRemovals(prompt.problem, target_saving, index)) {
     ++figures.random_removals;
     figures.random_within += IsWithin(prompt, profile, removed) ? 1 : 0;
   }
@@ -80,26 +70,27 @@ PruneFigures TestPruning(const std::vector<ObservedPrompt>& prompts, const Prune
   const std::unique_ptr<PrefillPolicy> hoeffding =
       MakePrefillPolicy("prefill=entroprefill,audit=hoeffding");
   for (const ObservedPrompt& prompt : prompts) {
-    ++figures.prompts;
+    const auto index = static_cast<uint64_t>(++figures.prompts);
+    const PruneProfileLayer& rules = profile.layers.front();
+    const ObservedPrompt::Layer& first = LayerOf(prompt, rules.layer);
     for (const char* name : kProposers) {
       ProposerFigures& of_proposer = figures.proposers[name];
-      const std::string arm = fmt::format(
-          "prefill={}{}", name,
-          name == std::string_view("random") ? fmt::format(",seed={}", figures.prompts) : "");
-      const PrefillAccount account = Replay(prompt, *MakePrefillPolicy(arm), profile);
-      AddReplay(prompt, account, of_proposer);
-      const UnlimitedRemoval removal(name, profile.keep, static_cast<uint64_t>(figures.prompts));
-      const PruneProfileLayer& first = profile.layers.front();
-      of_proposer.equal_saving_kept +=
-          KeepsAtEqualSaving(prompt, removal, first.layer, first.head_weights) ? 1 : 0;
-      of_proposer.equal_saving_kept_all_heads +=
-          KeepsAtEqualSaving(prompt, removal, first.layer, {}) ? 1 : 0;
+      const auto policy = MakePrefillPolicy(fmt::format("prefill={},seed={}", name, index));
+      const PrefillAccount account = Replay(prompt, *policy, profile);
+      const bool kept = KeepsEvidence(prompt, account);
+      AddReplay(account, kept, of_proposer);
+      const UnlimitedRemoval removal(name, profile.keep, index);
+      const auto keeps = [&](std::span<const double> head_weights) {
+        return prompt.Keeps(removal.Propose(prompt, first, head_weights)) ? 1 : 0;
+      };
+      of_proposer.equal_saving_kept += keeps(rules.head_weights);
+      of_proposer.equal_saving_kept_all_heads += keeps({});
       if (name != std::string_view("entroprefill")) continue;
       layers += account.accepted_layer;
       for (const PruneLayerAccount& layer : account.layers) ++figures.verdicts[Name(layer.verdict)];
       ++figures.tasks[prompt.task].prompts;
-      figures.tasks[prompt.task].evidence_kept += prompt.Keeps(Removed(account)) ? 1 : 0;
-      AddRandomRemovals(prompt, profile, removal, figures);
+      figures.tasks[prompt.task].evidence_kept += kept ? 1 : 0;
+      AddRandomRemovals(prompt, profile, removal.TargetSaving(prompt), index, figures);
     }
     figures.hoeffding_vacuous +=
         hoeffding->NewRun(prompt.problem, profile)->record().audit_vacuous ? 1 : 0;

@@ -88,6 +88,17 @@ std::vector<int32_t> RandomRemoval(const PruneProblem& problem, int64_t target_s
   return order;
 }
 
+std::vector<std::vector<int32_t>> RandomRemovals(const PruneProblem& problem, int64_t target_saving,
+                                                 uint64_t index) {
+  constexpr uint64_t kDraws = 10;
+  std::vector<std::vector<int32_t>> removals;
+  removals.reserve(kDraws);
+  for (uint64_t draw = 0; draw < kDraws; ++draw) {
+    removals.push_back(RandomRemoval(problem, target_saving, index * kDraws + draw));
+  }
+  return removals;
+}
+
 PruneTolerances ChooseTolerances(std::span<const HeadLosses> kept,
                                  std::span<const HeadLosses> blind,
                                  std::span<const double> weights) {

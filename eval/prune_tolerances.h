@@ -25,6 +25,9 @@ struct HeadLosses {
 // Chunks in a random order, until they save as much as the target, and one stays at least.
 std::vector<int32_t> RandomRemoval(const PruneProblem& problem, int64_t target_saving,
                                    uint64_t seed);
+// Ten of them, other ones for another `index` of a prompt.
+std::vector<std::vector<int32_t>> RandomRemovals(const PruneProblem& problem, int64_t target_saving,
+                                                 uint64_t index);
 
 struct PruneTolerances {
   std::vector<double> eps;        // [H]: of each row
@@ -32,10 +35,10 @@ struct PruneTolerances {
 };
 
 // Of each head the most that `kept` lost, and room for other prompts. Heads that are pooled
-// (weight > 0) are the ones that know: their means get little room, and up to `kOutliers` of the
-// prompts are left out of their limits, one by one, each time the one without which most of
-// `blind` (removals of the same size that nothing guided) are refused. At least one kept; all with
-// H = weights.size() heads.
+// (weight > 0) are the ones that know: their means get little room, and up to one prompt in twenty
+// is left out of their limits, one by one, each time the one without which most of `blind`
+// (removals of the same size that nothing guided) are refused. At least one kept; all with H =
+// weights.size() heads.
 PruneTolerances ChooseTolerances(std::span<const HeadLosses> kept,
                                  std::span<const HeadLosses> blind,
                                  std::span<const double> weights);

@@ -43,7 +43,7 @@ void Rotate(float* head, int32_t position) {
 
 }  // namespace
 
-FakeBackbone::FakeBackbone(const FakeShape& shape, uint64_t seed) {
+FakeBackbone::FakeBackbone(const FakeShape& shape, uint64_t seed) : max_tokens_(shape.max_tokens) {
   config_.architecture = "fake";
   config_.n_layers = shape.n_layers;
   config_.hidden = shape.hidden;

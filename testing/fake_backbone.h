@@ -21,6 +21,7 @@ struct FakeShape {
   int vocabulary = 101;
   int64_t context_length = 512;
   std::vector<int64_t> windows;  // [L], 0: global; empty: all global
+  int64_t max_tokens = 256;
 };
 
 class FakeBackbone : public Backbone {
@@ -29,7 +30,7 @@ class FakeBackbone : public Backbone {
 
   const ModelConfig& config() const override { return config_; }
   int64_t weight_bytes() const override { return 0; }
-  int64_t max_tokens() const override { return 256; }
+  int64_t max_tokens() const override { return max_tokens_; }
   void Embed(std::span<const int32_t> tokens, TensorView<float, 2> hidden) override;
   Qkv AttentionInput(int layer, TensorView<const float, 2> hidden,
                      std::span<const int32_t> positions) override;
@@ -53,6 +54,7 @@ class FakeBackbone : public Backbone {
     std::vector<float> mlp;     // [E, E]
   };
   ModelConfig config_;
+  int64_t max_tokens_;
   std::vector<float> embedding_;  // [V, E]
   std::vector<Layer> layers_;
   std::vector<float> q_, k_, v_;

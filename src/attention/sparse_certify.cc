@@ -107,10 +107,7 @@ bool SparseDecode::ShareNeedsMore(const ReadRule& rule, size_t head) {
     finite = finite && share.statement.standing != Standing::kNotFinite;
     hi += share.hi;
   }
-  if (h.choice.unread.empty()) return false;
-  h.not_finite = h.not_finite || !finite;
-  h.share.over_tolerance = finite && rule.tolerance < 1 && hi > rule.tolerance * group_;
-  return !finite || (h.share.over_tolerance && rule.fallback != Fallback::kCap);
+  return NeedsMore(rule, h, h.share, finite, rule.tolerance < 1 && hi > rule.tolerance * group_);
 }
 
 bool SparseDecode::ErrorNeedsMore(const ReadRule& rule, size_t head) {
@@ -122,11 +119,16 @@ bool SparseDecode::ErrorNeedsMore(const ReadRule& rule, size_t head) {
     finite = finite && error.statement.standing != Standing::kNotFinite;
     relative += error.relative();
   }
-  if (h.choice.unread.empty()) return false;
-  h.not_finite = h.not_finite || !finite;
-  h.error.over_tolerance =
-      finite && rule.bounds_error() && relative > rule.error_tolerance * group_;
-  return !finite || (h.error.over_tolerance && rule.fallback != Fallback::kCap);
+  return NeedsMore(rule, h, h.error, finite,
+                   rule.bounds_error() && relative > rule.error_tolerance * group_);
+}
+
+bool SparseDecode::NeedsMore(const ReadRule& rule, Head& head, Verdict& verdict, bool finite,
+                             bool over) {
+  if (head.choice.unread.empty()) return false;
+  head.not_finite = head.not_finite || !finite;
+  verdict.over_tolerance = finite && over;
+  return !finite || (over && rule.fallback != Fallback::kCap);
 }
 
 // The open heads read twice as many pages of the middle, or all, and merge them into what they

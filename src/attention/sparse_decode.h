@@ -95,6 +95,8 @@ class SparseDecode {
                    std::span<const SparseSlot> slots);
   bool ShareNeedsMore(const ReadRule& rule, size_t head);
   bool ErrorNeedsMore(const ReadRule& rule, size_t head);
+  // Writes what a head's figure comes to, which is `over` the tolerance or not.
+  static bool NeedsMore(const ReadRule& rule, Head& head, Verdict& verdict, bool finite, bool over);
   void ReadMore(const ReadRule& rule, const LayerStep& step, std::span<const SparseSlot> slots,
                 Verdict Head::*cause);
 

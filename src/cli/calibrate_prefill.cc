@@ -95,8 +95,7 @@ int CalibratePrefill(const LoadedModel& loaded, const PrefillCalibration& calibr
   if (calibration.calibrate.empty() || calibration.test.empty()) {
     Throw(ErrorKind::kInput,
           "there is nothing to look for: give a book with --text, or --prompts with at least two "
-          "lines, one to calibrate on and one to test on, that name "
-          "their evidence");
+          "lines, one to calibrate on and one to test on, that name their evidence");
   }
   const int n_layers = loaded.backbone->config().n_layers;
   const PruneCalibrationOptions options = OptionsOf(calibration, n_layers);

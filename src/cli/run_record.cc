@@ -55,6 +55,17 @@ ordered_json PeerJson(const PeerRecord& peer) {
           {"buffer_bytes", peer.buffer_bytes}};
 }
 
+ordered_json KvFileJson(const KvTransfer& t) {
+  return {{"path", t.path},
+          {"pages", t.pages},
+          {"payload_bytes", t.payload_bytes},
+          {"scale_bytes", t.scale_bytes},
+          {"metadata_bytes", t.metadata_bytes},
+          {"payload_formula_bytes", t.formula_bytes},
+          {"payload_unpruned_bytes", t.unpruned_bytes},
+          {"seconds", t.seconds}};
+}
+
 struct Row {
   std::string name;
   std::string ours;
@@ -141,17 +152,6 @@ ordered_json PrefillJson(const RequestLedger& ledger, LedgerDetail detail) {
   ordered_json json = ToJson(ledger.prefill, detail);
   if (ledger.pruning != nullptr) json["pruning"] = ToJson(*ledger.pruning, detail);
   return json;
-}
-
-ordered_json KvFileJson(const KvTransfer& t) {
-  return {{"path", t.path},
-          {"pages", t.pages},
-          {"payload_bytes", t.payload_bytes},
-          {"scale_bytes", t.scale_bytes},
-          {"metadata_bytes", t.metadata_bytes},
-          {"payload_formula_bytes", t.formula_bytes},
-          {"payload_unpruned_bytes", t.unpruned_bytes},
-          {"seconds", t.seconds}};
 }
 
 RunRecord MakeRecord(const LoadedModel& loaded, const GenerationFlags& flags, const Prompt& prompt,

@@ -224,10 +224,9 @@ struct AttentionAccount {
 
   // By KV head of sparse layer-steps: what read more than the budget, what read everything, and
   // what was left as it was (fallback=cap), by cause.
-  int64_t widened = 0;              // estimated unread mass above tol,
-  int64_t widened_certificate = 0;  // its certified upper end above tol,
-  int64_t widened_error =
-      0;  // the certified error of the output, mean of the group, above tol_error
+  int64_t widened = 0;               // estimated unread mass above tol,
+  int64_t widened_certificate = 0;   // its certified upper end above tol,
+  int64_t widened_error = 0;         // the certified error of its outputs, a mean, above tol_error
   int64_t fallback_mass = 0;         // everything was read since widening did not do
   int64_t fallback_certificate = 0;  // likewise
   int64_t fallback_error = 0;        // likewise

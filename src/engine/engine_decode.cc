@@ -28,8 +28,7 @@ std::string WhereNotFinite(const SequenceKv& kv) {
   const int64_t last = std::min(first + slots, kv.n_tokens(place->layer)) - 1;
   return fmt::format(
       ": nor is, in layer {} (from 1) and KV head {} (from 0), a key or value of position {}, in "
-      "the "
-      "page of positions {} to {}",
+      "the page of positions {} to {}",
       place->layer + 1, place->kv_head, kv.position(place->layer, place->token),
       kv.position(place->layer, first), kv.position(place->layer, last));
 }

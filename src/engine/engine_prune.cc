@@ -99,6 +99,7 @@ void Engine::Impl::Resume(Sequence* sequence) {
 
 void Engine::Impl::ForeseeCosts(Sequence* sequence) {
   Sequence& s = *sequence;
+  if (!KnowsCosts(s)) return;
   SequencePruning& pruning = *s.pruning;
   const PruneProblem& problem = pruning.run->problem();
   const PrefillAccount& account = pruning.run->record();
@@ -121,7 +122,7 @@ void Engine::Impl::ForeseeCosts(Sequence* sequence) {
   } else if (parked.Fits(n_rows)) {
     work.parked_bytes = static_cast<double>(n_rows * hidden_bytes);
   }
-  if (!KnowsCosts(s) || work.monitored.empty()) return;
+  if (work.monitored.empty()) return;
   const std::optional<PruneForecast> forecast = ForeseePruning(options.prefill_costs, work);
   if (!forecast.has_value()) return;
   pruning.record.cost.forecast = forecast;

@@ -1,7 +1,6 @@
 #include "engine/prefill_costs.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -10,7 +9,9 @@
 
 #include "attention/observers.h"
 #include "attention/prefill.h"
+#include "core/account.h"
 #include "core/check.h"
+#include "core/median.h"
 #include "kv/page_pool.h"
 #include "kv/sequence_kv.h"
 #include "ops/observer_rows.h"
@@ -22,8 +23,6 @@ namespace {
 constexpr int64_t kLeastContext = 64;
 constexpr int64_t kLargestDepth = 8192;
 constexpr int64_t kDepths = 4;
-constexpr int64_t kObservers = 64;
-constexpr int64_t kChunkTokens = 96;
 constexpr int kSlots = kDefaultPageSlots;
 constexpr int kLeastRounds = 2;
 constexpr int kMostRounds = 15;
@@ -33,19 +32,6 @@ constexpr double kPatience = 5;  // seconds after which pieces that disagree are
 
 // Tolerances that anything meets, so that all of a layer's work is done.
 constexpr char kArm[] = "prefill=entroprefill,uncalibrated=1,v=0,eps=0.95,eps_audit=0.9";
-
-using Clock = std::chrono::steady_clock;
-
-double Since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Of two the smaller one: what disturbs a stage makes it longer.
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // The middle one of the global layers below the last, or nothing.
 std::optional<int> LayerToTime(const ModelConfig& config) {
@@ -83,7 +69,7 @@ class PrefillStopwatch {
 
   // One round: every piece once.
   void Round() {
-    const Clock::time_point start = Clock::now();
+    const ScopedTimer timer(seconds_);
     for (int64_t i = 0; i + 1 < kDepths; ++i) {
       const int64_t depth = depth_ * i / (kDepths - 1) / kSlots * kSlots;
       SequenceKv kv = Behind(depth);
@@ -94,7 +80,6 @@ class PrefillStopwatch {
     last_.push_back(Run(&kv, 0, chunk_, nullptr) / static_cast<double>(chunk_));
     for (int i = 0; i < kCopies; ++i) Copy();
     ++n_rounds_;
-    seconds_ += Since(start);
   }
   bool HasEnough() const {
     return n_rounds_ >= kMostRounds || (n_rounds_ >= kLeastRounds && seconds_ > kEnough);
@@ -108,10 +93,10 @@ class PrefillStopwatch {
     const std::optional<LayerCost> layer = FitLayerCost(pieces_);
     if (!layer.has_value()) return std::nullopt;
     return PrefillCosts{.layer = *layer,
-                        .last_linear = Median(last_),
-                        .score = Median(score_),
-                        .remove = Median(remove_),
-                        .copy = Median(copy_)};
+                        .last_linear = LowerMedian(last_),
+                        .score = LowerMedian(score_),
+                        .remove = LowerMedian(remove_),
+                        .copy = LowerMedian(copy_)};
   }
 
  private:
@@ -131,15 +116,17 @@ class PrefillStopwatch {
   // One chunk behind what the layer holds; rows before `first_output` get no attention.
   double Run(SequenceKv* kv, int64_t depth, int64_t first_output, ObserverQueries* observers) {
     std::copy_n(embedded_.data(), chunk_ * config_.hidden, hidden_.data());
-    const Clock::time_point start = Clock::now();
-    prefill_.Run({.kv = kv,
-                  .layer = layer_,
-                  .positions = std::span(positions_).subspan(depth, chunk_),
-                  .hidden = {hidden_.data(), {chunk_, config_.hidden}},
-                  .first_output = first_output,
-                  .observers = observers},
-                 &stages_, &account_);
-    return Since(start);
+    double seconds = 0;
+    Timed(seconds, [&] {
+      prefill_.Run({.kv = kv,
+                    .layer = layer_,
+                    .positions = std::span(positions_).subspan(depth, chunk_),
+                    .hidden = {hidden_.data(), {chunk_, config_.hidden}},
+                    .first_output = first_output,
+                    .observers = observers},
+                   &stages_, &account_);
+    });
+    return seconds;
   }
   // The first `depth` tokens, whole pages.
   SequenceKv Behind(int64_t depth) const {
@@ -152,13 +139,13 @@ class PrefillStopwatch {
   PruneProblem Problem(int64_t n_before) const {
     PruneProblem problem{.query_heads = config_.query_heads, .kv_heads = config_.kv_heads};
     const int64_t n_tokens = n_before + chunk_;
-    const int64_t n_chunks = std::max<int64_t>(2, n_before / kChunkTokens);
+    const int64_t n_chunks = std::max<int64_t>(2, n_before / PruneParams{}.chunk_tokens);
     problem.chunk_of.assign(n_tokens, -1);
     problem.chunk_tokens.assign(n_chunks, n_before / n_chunks);
     for (int64_t i = 0; i < n_before / n_chunks * n_chunks; ++i) {
       problem.chunk_of[i] = static_cast<int32_t>(i / (n_before / n_chunks));
     }
-    for (int64_t i = n_tokens - std::min(kObservers, chunk_); i < n_tokens; ++i) {
+    for (int64_t i = n_tokens - std::min(PruneParams{}.observers, chunk_); i < n_tokens; ++i) {
       problem.observers.push_back(i);
     }
     return problem;
@@ -182,14 +169,15 @@ class PrefillStopwatch {
     const auto cells = static_cast<double>(n_observers * problem.n_tokens());
     const std::vector<uint8_t> removed = HalfOf(problem.n_chunks());
 
-    const Clock::time_point start = Clock::now();
-    mean_attention_.Resize(config_.query_heads * problem.n_tokens());
-    chunk_mass_.Resize(n_rows * problem.n_chunks());
-    output_norms_.Resize(2 * n_rows);
+    double score = 0;
+    Timed(score, [&] {
+      mean_attention_.Resize(config_.query_heads * problem.n_tokens());
+      chunk_mass_.Resize(n_rows * problem.n_chunks());
+      output_norms_.Resize(2 * n_rows);
+    });
     const ObserverRows rows{
         .mean_attention = {mean_attention_.data(), {config_.query_heads, problem.n_tokens()}},
         .chunk_mass = {chunk_mass_.data(), {n_rows, problem.n_chunks()}}};
-    const std::unique_ptr<PruneRun> run = NewRun(problem);
     const ObserverRowsParams params{.q = queries.queries(),
                                     .kv = kv,
                                     .begin = begin,
@@ -197,14 +185,20 @@ class PrefillStopwatch {
                                     .scale = config_.attention_scale,
                                     .chunk_of = problem.chunk_of,
                                     .n_chunks = problem.n_chunks()};
-    ReadObserverRows(*pool_, params, rows, workspace_);
-    run->Observe(layer_ + 1, {rows.mean_attention, rows.chunk_mass});
-    const Clock::time_point middle = Clock::now();
-    MeasureRemoval(*pool_, params, removed,
-                   {.norm = {output_norms_.data(), {config_.query_heads, n_observers}},
-                    .change = {output_norms_.data() + n_rows, {config_.query_heads, n_observers}}});
-    remove_.push_back(Since(middle) / cells);
-    score_.push_back(std::chrono::duration<double>(middle - start).count() / cells);
+    Timed(score, [&] {
+      const std::unique_ptr<PruneRun> run = NewRun(problem);
+      ReadObserverRows(*pool_, params, rows, workspace_);
+      run->Observe(layer_ + 1, {rows.mean_attention, rows.chunk_mass});
+    });
+    double remove = 0;
+    Timed(remove, [&] {
+      MeasureRemoval(
+          *pool_, params, removed,
+          {.norm = {output_norms_.data(), {config_.query_heads, n_observers}},
+           .change = {output_norms_.data() + n_rows, {config_.query_heads, n_observers}}});
+    });
+    score_.push_back(score / cells);
+    remove_.push_back(remove / cells);
   }
   static std::vector<uint8_t> HalfOf(int64_t n_chunks) {
     std::vector<uint8_t> removed(n_chunks, 0);
@@ -225,10 +219,12 @@ class PrefillStopwatch {
     const int64_t n = std::min<int64_t>(depth_ + chunk_, 1024) * config_.hidden;
     AlignedBuffer<float> from(n);
     std::fill_n(from.data(), n, 1.0F);
-    const Clock::time_point start = Clock::now();
-    AlignedBuffer<float> to(n);
-    std::copy_n(from.data(), n, to.data());
-    copy_.push_back(Since(start) / static_cast<double>(n * sizeof(float)));
+    double seconds = 0;
+    Timed(seconds, [&] {
+      AlignedBuffer<float> to(n);
+      std::copy_n(from.data(), n, to.data());
+    });
+    copy_.push_back(seconds / static_cast<double>(n * sizeof(float)));
   }
 
   Backbone* backbone_;
@@ -269,13 +265,14 @@ std::optional<PrefillCosts> MeasurePrefillCosts(Backbone* backbone, ThreadPool* 
   const int64_t chunk = std::min(
       {prefill_chunk, backbone->max_tokens(), config.context_length / 4, kLargestDepth / 4});
   PrefillStopwatch stopwatch(backbone, pool, kv_dtype, chunk, *layer);
-  const Clock::time_point start = Clock::now();
   std::optional<PrefillCosts> costs;
+  double seconds = 0;
   do {
+    const ScopedTimer timer(seconds);
     stopwatch.Forget();
     while (!stopwatch.HasEnough()) stopwatch.Round();
     costs = stopwatch.Costs();
-  } while (!costs.has_value() && Since(start) < kPatience);
+  } while (!costs.has_value() && seconds < kPatience);
   return costs;
 }
 

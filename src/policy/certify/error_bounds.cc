@@ -35,10 +35,6 @@ double Distance(std::span<const double> a, std::span<const double> b) {
   return std::sqrt(SumOfSquares(a.size(), [&](size_t i) { return (a[i] - b[i]) * (a[i] - b[i]); }));
 }
 
-double Norm(std::span<const double> a) {
-  return std::sqrt(SumOfSquares(a.size(), [&](size_t i) { return a[i] * a[i]; }));
-}
-
 // The read part as one more part, whose estimate is its own mass.
 UnreadPart AsPart(const ReadPart& read) {
   return {{read.log_mass - read.log_mass_error,
@@ -247,6 +243,10 @@ double Share(double log_unread, double log_read) {
 }
 
 }  // namespace
+
+double Norm(std::span<const double> a) {
+  return std::sqrt(SumOfSquares(a.size(), [&](size_t i) { return a[i] * a[i]; }));
+}
 
 UnreadPart SummaryPart(std::span<const double> q, const PageSummaryView& page) {
   const LogitShape shape = ShapeOfLogits(q, page);

@@ -65,6 +65,9 @@ struct BoundScratch {
   std::vector<double> completed;
 };
 
+// ‖a‖, summed in lanes.
+double Norm(std::span<const double> a);
+
 struct ErrorBound {
   double bound = 0;  // of the Euclidean norm; +inf if not finite
   // Exact where nothing is unread; vacuous where the values alone, without any logits, say as much.

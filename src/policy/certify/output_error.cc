@@ -9,12 +9,6 @@
 namespace winnow {
 namespace {
 
-double Norm(std::span<const double> x) {
-  double squares = 0;
-  for (double value : x) squares += value * value;
-  return std::sqrt(squares);
-}
-
 // The larger one; NaN if one is.
 double LargerOf(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
@@ -62,11 +56,12 @@ double OutputErrors::LoadValues(const LayerStep& step, const ReadHead& head, Scr
     largest = LargerOf(Norm(mean) + view.value_radius, largest);
     if (unread) scratch->pages[i++] = view;
   }
-  std::vector<float> key(dim);
-  std::vector<float> value(dim);
+  scratch->token.resize(2 * dim);
+  float* const key = scratch->token.data();
+  float* const value = key + dim;
   for (int64_t t = n_full * layout.slots; t < kv.n_tokens; ++t) {
-    LoadKv(kv, head.kv_head, t, key.data(), value.data());
-    std::copy(value.begin(), value.end(), scratch->out.begin());
+    LoadKv(kv, head.kv_head, t, key, value);
+    std::copy_n(value, dim, scratch->out.begin());
     largest = LargerOf(Norm(scratch->out), largest);
   }
   return largest * (1 + 1e-12);

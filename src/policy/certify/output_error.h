@@ -47,6 +47,7 @@ class OutputErrors {
     std::vector<PageSummaryView> pages;  // [unread]
     std::vector<UnreadPart> parts;       // [unread]
     std::vector<double> read_out, out;   // [D]
+    std::vector<float> token;            // [2, D], a key and a value
     BoundScratch bounds;
   };
   static double LoadValues(const LayerStep& step, const ReadHead& head, Scratch* scratch);

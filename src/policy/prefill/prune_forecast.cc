@@ -6,17 +6,12 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/median.h"
 
 namespace winnow {
 namespace {
 
 constexpr double kMostDeviation = 0.1;
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // The median slope of the lines through two points of different x; nothing if there are none.
 std::optional<double> MedianSlope(std::span<const double> x, std::span<const double> y) {
@@ -26,7 +21,7 @@ std::optional<double> MedianSlope(std::span<const double> x, std::span<const dou
       if (x[i] != x[j]) slopes.push_back((y[i] - y[j]) / (x[i] - x[j]));
     }
   }
-  return slopes.empty() ? std::nullopt : std::optional(Median(std::move(slopes)));
+  return slopes.empty() ? std::nullopt : std::optional(LowerMedian(std::move(slopes)));
 }
 
 // Layers as (31) takes them.
@@ -72,15 +67,15 @@ std::optional<LayerCost> FitLayerCost(std::span<const TimedRows> pieces) {
   LayerCost cost{.quadratic = std::max(0.0, *slope)};
   std::vector<double> rest(sum.size());
   for (size_t i = 0; i < sum.size(); ++i) rest[i] = a_token[i] - cost.quadratic * sum[i];
-  cost.linear = Median(rest);
+  cost.linear = LowerMedian(rest);
   if (cost.linear < 0) {
     for (size_t i = 0; i < sum.size(); ++i) rest[i] = a_token[i] / sum[i];
-    cost = {.quadratic = Median(rest)};
+    cost = {.quadratic = LowerMedian(rest)};
   }
   for (size_t i = 0; i < sum.size(); ++i) {
     rest[i] = std::abs(a_token[i] / (cost.linear + cost.quadratic * sum[i]) - 1);
   }
-  const bool agrees = Median(rest) <= kMostDeviation;  // false for what is not a number, too
+  const bool agrees = LowerMedian(rest) <= kMostDeviation;  // false for what is not a number, too
   return agrees ? std::optional(cost) : std::nullopt;
 }
 
