@@ -175,6 +175,8 @@ Sides MakeSides(const BenchSubject& subject, const BenchOptions& options,
   const ModelConfig& config = subject.backbone->config();
   EngineOptions engine = options.engine;
   engine.prefix_reuse = true;  // the cache is filled once for all repetitions
+  // Room is counted in pages as the engine will have them.
+  engine.planes.Add(engine.auto_arm.planes(ContextTokens(engine, config)));
   for (const BenchTest& test : tests) {
     engine.max_batch = std::max(engine.max_batch, static_cast<int>(test.n_batch));
   }

@@ -80,6 +80,15 @@ TEST_F(BenchRunner, MakesARowForEachTestAndArm) {
   }
 }
 
+TEST_F(BenchRunner, HasRoomForTheSketchesOfTheArmAuto) {
+  BenchOptions options = SmallOptions();
+  options.depths = {300};
+  options.arms = {"auto"};
+  options.engine.auto_arm = {.arm = "select=sketch,budget=32,residual=sketch", .source = "a test"};
+  const std::vector<BenchRow> rows = RunBench(subject_, options, kNoProgress);
+  EXPECT_LT(rows.back().bytes_read.value(), rows.back().bytes_dense.value());
+}
+
 TEST_F(BenchRunner, DecodesAtTheDepthAskedFor) {
   BenchOptions options = SmallOptions();
   options.prompts = {};
