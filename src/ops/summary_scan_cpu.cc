@@ -72,21 +72,16 @@ HWY_INLINE Statistics StatisticsOf(const PageScanTask& task, const PageScanItem&
   return {a, item.PlaneOf(task, Plane::kKeyDeviation)};
 }
 
-// Items between the one that is scored and the one that is fetched. The means of all heads of a
-// page are one stream, which the processor's own prefetcher follows into the second cache if it is
-// led far ahead; two statistics are two streams, of a few lines a head, which it does not follow.
-template <SummaryScore kScore>
-constexpr int64_t kItemsAhead = kScore == SummaryScore::kMean ? 12 : 2;
+// Items between the one that is scored and the one that is fetched, into the second cache. Rows are
+// a few lines a head, which the processor's own prefetcher does not lead far enough ahead.
+constexpr int64_t kItemsAhead = 12;
 
+// One row or two, that do not lie together.
 template <SummaryScore kScore>
 HWY_INLINE void Prefetch(const Statistics& statistics, size_t row_bytes) {
   for (size_t i = 0; i < row_bytes; i += 64) {
-    if constexpr (kScore == SummaryScore::kMean) {
-      __builtin_prefetch(statistics.a + i, 0, 2);
-    } else {
-      __builtin_prefetch(statistics.a + i);
-      __builtin_prefetch(statistics.b + i);
-    }
+    __builtin_prefetch(statistics.a + i, 0, 2);
+    if constexpr (kScore != SummaryScore::kMean) __builtin_prefetch(statistics.b + i, 0, 2);
   }
 }
 
@@ -96,8 +91,8 @@ void ScanRun(const PageScanTask& task) {
   const auto stride = static_cast<size_t>(task.masses.stride);
   const auto slots = static_cast<float>(task.kv->layout->slots);
   for (int64_t i = 0; i < task.size(); ++i) {
-    if (i + kItemsAhead<kScore> < task.size()) {
-      const PageScanItem ahead(task, i + kItemsAhead<kScore>);
+    if (i + kItemsAhead < task.size()) {
+      const PageScanItem ahead(task, i + kItemsAhead);
       Prefetch<kScore>(StatisticsOf<kScore>(task, ahead), task.kv->layout->KeyRowBytes());
     }
     const PageScanItem item(task, i);
