@@ -1,7 +1,7 @@
 #include "ops/super_pages.h"
 
-#include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "ops/kv_store_cpu.h"
