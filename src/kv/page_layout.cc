@@ -26,17 +26,24 @@ int SketchBits(Plane plane) {
   }
 }
 
-// Of one head.
-size_t BytesOf(Plane plane, size_t dim, size_t slots) {
-  const int bits = SketchBits(plane);
-  if (bits > 0) {
-    // Minimum and step as f16, the codes, and a line for the largest error.
-    return RoundUp(2 * dim * sizeof(uint16_t), kAlignment) + slots * dim * bits / 8 + kAlignment;
+// Of one head, before it is rounded up.
+size_t BytesOf(Plane plane, const PageLayout& layout) {
+  const auto dim = static_cast<size_t>(layout.padded_dim);
+  switch (plane) {
+    case Plane::kKeyMean:
+    case Plane::kKeyDeviation:
+      return layout.KeyRowBytes();
+    case Plane::kKeyBox:
+      return 2 * layout.KeyRowBytes();
+    case Plane::kValueMean:
+      return dim * sizeof(float);
+    case Plane::kValueSpread:
+      return kValueSpreadFloats * sizeof(float);
+    default:
+      // Minimum and step as f16, the codes, and a line for the largest error.
+      return RoundUp(2 * dim * sizeof(uint16_t), kAlignment) +
+             static_cast<size_t>(layout.slots) * dim * SketchBits(plane) / 8 + kAlignment;
   }
-  const size_t floats = plane == Plane::kValueSpread ? kValueSpreadFloats
-                        : plane == Plane::kKeyBox    ? 2 * dim
-                                                     : dim;
-  return RoundUp(floats * sizeof(float), kAlignment);
 }
 
 }  // namespace
@@ -78,7 +85,7 @@ PageLayout::PageLayout(int kv_heads_in, int slots_in, int head_dim_in, DType dty
           head_dim, kMaxSketchDim);
     }
     plane_offset[i] = side_bytes;
-    plane_bytes[i] = BytesOf(plane, padded_dim, slots);
+    plane_bytes[i] = RoundUp(BytesOf(plane, *this), kAlignment);
     side_bytes += static_cast<size_t>(kv_heads) * plane_bytes[i];
   }
 }

@@ -36,10 +36,10 @@ enum class Plane : uint8_t {
   kKeys8,
   kValues2,
   kValues4,
-  kKeyMean,
+  kKeyMean,  // statistics of keys: rows of f16
   kKeyDeviation,
-  kKeyBox,
-  kValueMean,
+  kKeyBox,       // two rows: minima, maxima
+  kValueMean,    // a row of f32
   kValueSpread,  // two floats, upper bounds around the stored mean: see ops/page_planes.h
 };
 inline constexpr int kPlanes = 10;
@@ -86,6 +86,8 @@ struct PageLayout {
     return plane_offset[i] + static_cast<size_t>(head) * plane_bytes[i];
   }
   size_t PlaneBytes(Plane plane) const { return plane_bytes[static_cast<size_t>(plane)]; }
+  // A row of the statistics of keys, a channel as f16.
+  size_t KeyRowBytes() const { return static_cast<size_t>(padded_dim) * sizeof(uint16_t); }
 
   size_t KeyOffset(int head) const { return 2 * static_cast<size_t>(head) * block_bytes; }
   size_t ValueOffset(int head) const { return KeyOffset(head) + block_bytes; }

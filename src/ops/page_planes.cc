@@ -125,8 +125,8 @@ void SpoilSketch(const SketchFormat& format, std::byte* plane) {
   std::memcpy(plane + format.error_offset, &error, sizeof(error));
 }
 
-// Means over the page of x and x², in double; the deviation is never of a negative variance.
-void WriteMoments(const PageLayout& layout, const float* values, float* mean, float* deviation) {
+// Mean and deviation over the page, from double. Either may be null.
+void Moments(const PageLayout& layout, const float* values, float* mean, float* deviation) {
   for (int64_t c = 0; c < layout.head_dim; ++c) {
     double sum = 0;
     for (int64_t t = 0; t < layout.slots; ++t) sum += values[t * layout.head_dim + c];
@@ -142,17 +142,40 @@ void WriteMoments(const PageLayout& layout, const float* values, float* mean, fl
   }
 }
 
-void WriteBox(const PageLayout& layout, const float* keys, float* box) {
-  float* low = box;
-  float* high = box + layout.padded_dim;
+// box: the rows of minima and of maxima.
+void WriteBox(const PageLayout& layout, const float* keys, std::byte* box) {
   for (int64_t c = 0; c < layout.head_dim; ++c) {
-    low[c] = high[c] = keys[c];
+    float low = keys[c];
+    float high = keys[c];
     for (int64_t t = 1; t < layout.slots; ++t) {
       const float x = keys[t * layout.head_dim + c];
-      low[c] = std::isnan(x) ? x : std::min(low[c], x);
-      high[c] = std::isnan(x) ? x : std::max(high[c], x);
+      low = std::isnan(x) ? x : std::min(low, x);
+      high = std::isnan(x) ? x : std::max(high, x);
     }
+    const uint16_t down = std::isnan(low) ? kNan : RoundF16(low, false);
+    const uint16_t up = std::isnan(high) ? kNan : RoundF16(high, true);
+    std::memcpy(box + 2 * c, &down, sizeof(down));
+    std::memcpy(box + layout.KeyRowBytes() + 2 * c, &up, sizeof(up));
   }
+}
+
+// Of keys [G, D] in which what f16 cannot hold is NaN.
+void WriteKeyStatistics(const PageLayout& layout, int head, const float* keys, std::byte* side) {
+  const auto cleared = [&](Plane plane) {
+    std::byte* begin = side + layout.PlaneOffset(plane, head);
+    std::memset(begin, 0, layout.PlaneBytes(plane));
+    return begin;
+  };
+  std::vector<float> row(layout.head_dim);
+  if (layout.planes.Has(Plane::kKeyMean)) {
+    Moments(layout, keys, row.data(), nullptr);
+    StoreRowCpu(DType::kF16, row.data(), layout.head_dim, cleared(Plane::kKeyMean));
+  }
+  if (layout.planes.Has(Plane::kKeyDeviation)) {
+    Moments(layout, keys, nullptr, row.data());
+    StoreRowCpu(DType::kF16, row.data(), layout.head_dim, cleared(Plane::kKeyDeviation));
+  }
+  if (layout.planes.Has(Plane::kKeyBox)) WriteBox(layout, keys, cleared(Plane::kKeyBox));
 }
 
 // The largest eigenvalue of (1/G)·Σ (v − m)(v − m)ᵀ, from above: the fourth root of the trace of
@@ -182,7 +205,7 @@ double EigenvalueBound(const std::vector<double>& centred, int64_t n, int64_t di
 void WriteSpread(const PageLayout& layout, const float* values, float* spread) {
   const int64_t dim = layout.head_dim;
   std::vector<float> mean(dim);
-  WriteMoments(layout, values, mean.data(), nullptr);
+  Moments(layout, values, mean.data(), nullptr);
   std::vector<double> centred(layout.slots * dim);
   double largest = 0;
   for (int64_t t = 0; t < layout.slots; ++t) {
@@ -199,7 +222,8 @@ void WriteSpread(const PageLayout& layout, const float* values, float* spread) {
   spread[1] = RoundUpToFloat(std::sqrt(EigenvalueBound(centred, layout.slots, dim)) * (1 + 1e-9));
 }
 
-// The planes of one head of a page, from its keys and values [G, D].
+// The planes of one head of a page, from its keys and values [G, D]. Of the keys, what f16 cannot
+// hold is NaN.
 void WritePlanes(const PageLayout& layout, int head, const float* keys, const float* values,
                  std::byte* side) {
   const auto bytes = [&](Plane plane) { return side + layout.PlaneOffset(plane, head); };
@@ -222,14 +246,8 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
     WriteSketch(layout, keys, bits, true, bytes(plane));
     if (!values_fit) SpoilSketch(SketchFormat(layout, bits), bytes(plane));
   }
-  if (planes.Has(Plane::kKeyMean)) WriteMoments(layout, keys, floats(Plane::kKeyMean), nullptr);
-  if (planes.Has(Plane::kKeyDeviation)) {
-    WriteMoments(layout, keys, nullptr, floats(Plane::kKeyDeviation));
-  }
-  if (planes.Has(Plane::kKeyBox)) WriteBox(layout, keys, floats(Plane::kKeyBox));
-  if (planes.Has(Plane::kValueMean)) {
-    WriteMoments(layout, values, floats(Plane::kValueMean), nullptr);
-  }
+  WriteKeyStatistics(layout, head, keys, side);
+  if (planes.Has(Plane::kValueMean)) Moments(layout, values, floats(Plane::kValueMean), nullptr);
   if (planes.Has(Plane::kValueSpread)) WriteSpread(layout, values, floats(Plane::kValueSpread));
 }
 
@@ -257,6 +275,9 @@ void WritePagePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first,
                  keys + t * layout.head_dim);
       LoadRowCpu(layout.dtype, view.Values(first_page + page, head) + offset, layout.head_dim,
                  values + t * layout.head_dim);
+    }
+    for (int64_t i = 0; i < block; ++i) {
+      if (!(std::abs(keys[i]) <= kLargestF16)) keys[i] = std::numeric_limits<float>::quiet_NaN();
     }
     WritePlanes(layout, head, keys, values, sides[page]);
   });
@@ -295,6 +316,15 @@ void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, b
     const int code = byte >> place.shift & ((1 << bits) - 1);
     row[c] = FromF16(minimum) + FromF16(step) * static_cast<float>(code);
   }
+}
+
+void LoadKeyStatistics(const PagedKv& kv, Plane plane, int row, int64_t page, int head,
+                       std::span<float> values) {
+  const int n_rows = plane == Plane::kKeyBox ? 2 : 1;
+  WINNOW_CHECK(std::ssize(values) <= kv.layout->padded_dim && 0 <= row && row < n_rows,
+               "{} values of row {}", values.size(), row);
+  LoadRowCpu(DType::kF16, kv.PlaneOf(plane, page, head) + row * kv.layout->KeyRowBytes(),
+             std::ssize(values), values.data());
 }
 
 float SketchError(const PageLayout& layout, const std::byte* plane, int bits) {

@@ -11,9 +11,12 @@
 // next four in the bits above. So one multiply-add of bytes serves 16 lanes. Lines follow in order
 // [G/16][P·bits/32] for keys, [P/16][G·bits/32] for values.
 //
-// The spread of values is a radius >= max ‖v − m‖ and a deviation >= the root of the largest
-// eigenvalue of (1/G)·Σ (v − m)(v − m)ᵀ, where m is the mean value as it is stored; NaN if a value
-// is. Both are rounded up.
+// Statistics of keys are rows of P numbers as f16 (a padded channel has 0): mean and deviation
+// rounded to the nearest, by way of f32; the box outward, the minima down and the maxima up.
+//
+// The mean of values is f32. Their spread is a radius >= max ‖v − m‖ and a deviation >= the root of
+// the largest eigenvalue of (1/G)·Σ (v − m)(v − m)ᵀ, where m is the mean value as it is stored; NaN
+// if a value is. Both are rounded up.
 #pragma once
 
 #include <cstddef>
@@ -45,14 +48,19 @@ struct SketchFormat {
 };
 
 // Writes the planes of the pages of `layer` that hold a token of [first, end) and are full. Does
-// nothing for a layout without planes. A number that f16 cannot hold makes a sketch NaN in its
-// channel; where it is one of the values, also the sketches of its page's keys. So every score of
-// the page is NaN, and nobody estimates from what is not there.
+// nothing for a layout without planes. A number that f16 cannot hold, beyond 65504 or NaN, makes
+// sketches and, of a key, statistics NaN in its channel; where it is one of the values, also the
+// sketches of its page's keys. So every score of the page is NaN, and nobody estimates from what is
+// not there.
 void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end);
 
 // Reads back row `slot` of a sketch as f32, [D], for tests and figures. `keys`: a key sketch.
 void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, bool keys, int slot,
                    std::span<float> row);
+// Reads row `row` of a page's statistics of keys as f32, [D] or, with the padding, more: 0, or of
+// the box 0 (minima) or 1 (maxima). Also of super-pages.
+void LoadKeyStatistics(const PagedKv& kv, Plane plane, int row, int64_t page, int head,
+                       std::span<float> values);
 // Largest ‖x − x̂‖ of the page.
 float SketchError(const PageLayout& layout, const std::byte* plane, int bits);
 

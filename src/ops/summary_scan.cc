@@ -27,7 +27,7 @@ void SummaryScan(ThreadPool& pool, std::span<const PageScanQuery> queries,
                                     [&](const PageScanTask& task) { SummaryScanCpu(task, score); });
   if (bytes_read == nullptr) return;
   const int64_t rows = score == SummaryScore::kMean ? 1 : 2;
-  *bytes_read += n_pages * rows * layout.padded_dim * static_cast<int64_t>(sizeof(float));
+  *bytes_read += n_pages * rows * static_cast<int64_t>(layout.KeyRowBytes());
 }
 
 void PageShares(const PageMasses& masses, int group_heads, float* shares, float* pooled,

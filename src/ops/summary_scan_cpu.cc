@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 
 // scores[r] of kHeads <= kMaxHeadBlock query heads `dim` apart.
 template <SummaryScore kScore, size_t kHeads>
-HWY_INLINE void ScorePage(const float* q, const float* a, const float* b, size_t dim,
+HWY_INLINE void ScorePage(const float* q, const std::byte* a, const std::byte* b, size_t dim,
                           float* scores) {
   const F32 f32;
   VF32 sum[kMaxHeadBlock];
@@ -30,8 +30,8 @@ HWY_INLINE void ScorePage(const float* q, const float* a, const float* b, size_t
   HWY_UNROLL(4)
   for (size_t r = 0; r < kMaxHeadBlock; ++r) sum[r] = squares[r] = hn::Zero(f32);
   for (size_t i = 0; i < dim; i += kLanes) {
-    const VF32 first_row = hn::LoadU(f32, a + i);
-    const VF32 second_row = kScore == SummaryScore::kMean ? first_row : hn::LoadU(f32, b + i);
+    const VF32 first_row = F16Row::Load(a, i);
+    const VF32 second_row = kScore == SummaryScore::kMean ? first_row : F16Row::Load(b, i);
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
       const VF32 query = hn::LoadU(f32, q + r * dim + i);
@@ -57,38 +57,31 @@ HWY_INLINE void ScorePage(const float* q, const float* a, const float* b, size_t
   StoreSums4(f32, sum[0], sum[1], sum[2], sum[3], scores);
 }
 
-// The two statistics of a page, or the mean twice.
+// The two rows of statistics of a page, or the mean twice.
 struct Statistics {
-  const float* a;
-  const float* b;
+  const std::byte* a;
+  const std::byte* b;
 };
 
 template <SummaryScore kScore>
 HWY_INLINE Statistics StatisticsOf(const PageScanTask& task, const PageScanItem& item) {
-  const auto floats = [&](Plane plane) {
-    return reinterpret_cast<const float*>(item.PlaneOf(task, plane));
-  };
-  const float* a = floats(kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
+  const std::byte* a =
+      item.PlaneOf(task, kScore == SummaryScore::kBox ? Plane::kKeyBox : Plane::kKeyMean);
   if constexpr (kScore == SummaryScore::kMean) return {a, a};
-  if constexpr (kScore == SummaryScore::kBox) return {a, a + task.kv->layout->padded_dim};
-  return {a, floats(Plane::kKeyDeviation)};
+  if constexpr (kScore == SummaryScore::kBox) return {a, a + task.kv->layout->KeyRowBytes()};
+  return {a, item.PlaneOf(task, Plane::kKeyDeviation)};
 }
 
-// Items between the one that is scored and the one that is fetched. The means of all heads of a
-// page are one stream, which the processor's own prefetcher follows into the second cache if it is
-// led far ahead; two statistics are two streams, of a few lines a head, which it does not follow.
-template <SummaryScore kScore>
-constexpr int64_t kItemsAhead = kScore == SummaryScore::kMean ? 12 : 2;
+// Items between the one that is scored and the one that is fetched, into the second cache. Rows are
+// a few lines a head, which the processor's own prefetcher does not lead far enough ahead.
+constexpr int64_t kItemsAhead = 12;
 
+// One row or two, that do not lie together.
 template <SummaryScore kScore>
-HWY_INLINE void Prefetch(const Statistics& statistics, size_t dim) {
-  for (size_t i = 0; i < dim; i += 64 / sizeof(float)) {
-    if constexpr (kScore == SummaryScore::kMean) {
-      __builtin_prefetch(statistics.a + i, 0, 2);
-    } else {
-      __builtin_prefetch(statistics.a + i);
-      __builtin_prefetch(statistics.b + i);
-    }
+HWY_INLINE void Prefetch(const Statistics& statistics, size_t row_bytes) {
+  for (size_t i = 0; i < row_bytes; i += 64) {
+    __builtin_prefetch(statistics.a + i, 0, 2);
+    if constexpr (kScore != SummaryScore::kMean) __builtin_prefetch(statistics.b + i, 0, 2);
   }
 }
 
@@ -98,9 +91,9 @@ void ScanRun(const PageScanTask& task) {
   const auto stride = static_cast<size_t>(task.masses.stride);
   const auto slots = static_cast<float>(task.kv->layout->slots);
   for (int64_t i = 0; i < task.size(); ++i) {
-    if (i + kItemsAhead<kScore> < task.size()) {
-      const PageScanItem ahead(task, i + kItemsAhead<kScore>);
-      Prefetch<kScore>(StatisticsOf<kScore>(task, ahead), dim);
+    if (i + kItemsAhead < task.size()) {
+      const PageScanItem ahead(task, i + kItemsAhead);
+      Prefetch<kScore>(StatisticsOf<kScore>(task, ahead), task.kv->layout->KeyRowBytes());
     }
     const PageScanItem item(task, i);
     const auto [a, b] = StatisticsOf<kScore>(task, item);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "ops/paged_layer_test.h"
@@ -58,13 +59,16 @@ struct Expected {
   double tolerance = 0;
 };
 
-// The score from the keys themselves, in double. A stored statistic is rounded once, a sum of D
-// products D times: 2^-24 · (D + 4) of the sum of the terms' sizes, twice that for the squares.
+// The score from the keys themselves, in double. A stored mean or deviation is off by at most 2^-11
+// of its size, the end of a box by 2^-10 or one subnormal, the square of a deviation by 2^-10; the
+// way by f32 adds 2^-12 of that. A sum of D products is rounded D times: 2^-24 · (D + 4) of the sum
+// of the terms' sizes, twice that for the squares.
 Expected ScoreOf(const PagedLayer& layer, SummaryScore score, int query_head, int64_t page) {
   const LayerShape& shape = layer.shape();
   const std::vector<double> keys = layer.Stored(query_head).keys;
   double sum = 0;
   double size = 0;
+  double stored = 0;
   for (int c = 0; c < shape.dim; ++c) {
     const double q = static_cast<double>(layer.scale()) * layer.q(query_head)[c];
     double mean = 0;
@@ -83,8 +87,12 @@ Expected ScoreOf(const PagedLayer& layer, SummaryScore score, int query_head, in
            : score == SummaryScore::kBox ? box
                                          : q * mean + spread;
     size += largest + 2 * spread;
+    stored += std::abs(q) * 0x1p-24;
+    stored += score == SummaryScore::kBox    ? std::abs(box) * 0x1p-10
+              : score == SummaryScore::kMean ? std::abs(q * mean) * 0x1p-11
+                                             : std::abs(q * mean) * 0x1p-11 + spread * 0x1p-10;
   }
-  return {sum, size * (shape.dim + 4) * 0x1p-24};
+  return {sum, stored * (1 + 0x1p-11) + size * (shape.dim + 4) * 0x1p-24};
 }
 
 TEST(SummaryScan, ScoresAreThoseOfTheKeys) {
@@ -122,17 +130,27 @@ TEST(SummaryScan, CountsTheBytesOfItsPlanes) {
   layer.Store(threads);
   int64_t bytes = 5;
   Scan(threads, layer, SummaryScore::kMean, &bytes);
-  EXPECT_EQ(bytes, 5 + 3 * 2 * 48 * 4);  // pages, heads, padded channels, floats
+  EXPECT_EQ(bytes, 5 + 3 * 2 * 48 * 2);  // pages, heads, padded channels, f16
   Scan(threads, layer, SummaryScore::kMeanStd, &bytes);
-  EXPECT_EQ(bytes, 5 + 3 * (3 * 2 * 48 * 4));
+  EXPECT_EQ(bytes, 5 + 3 * (3 * 2 * 48 * 2));
 }
 
-TEST(SummaryScan, NanReachesItsPageAndHeadOnly) {
+TEST(SummaryScan, WhatF16CannotHoldReachesItsPageAndHeadOnly) {
   ThreadPool threads(2);
-  for (const int64_t slot : {0, 7, 31}) {
+  for (const auto& [slot, bad] :
+       std::vector<std::pair<int64_t, float>>{{0, kNan},
+                                              {7, kNan},
+                                              {31, kNan},
+                                              {31, kInfinity},
+                                              {0, -kInfinity},
+                                              {7, std::nextafter(65504.0f, kInfinity)},
+                                              {7, -65505.0f},
+                                              {3, -3e38f}}) {
+    SCOPED_TRACE(bad);
     PagedLayer layer({2, 2, 64, 32, 160}, {Plane::kKeyMean, Plane::kKeyDeviation, Plane::kKeyBox},
                      DType::kF32, 2);
-    layer.key(3 * 32 + slot, 1)[63] = kNan;
+    layer.key(3 * 32 + slot, 1)[63] = bad;
+    layer.key(3 * 32 + slot, 0)[63] = 65504;
     layer.Store(threads);
     for (const SummaryScore score :
          {SummaryScore::kMean, SummaryScore::kMeanStd, SummaryScore::kBox}) {
@@ -140,7 +158,9 @@ TEST(SummaryScan, NanReachesItsPageAndHeadOnly) {
         const Masses masses = Scan(threads, layer, score);
         for (int head = 0; head < 4; ++head) {
           for (int64_t page = 0; page < 5; ++page) {
-            EXPECT_EQ(std::isnan(masses.max[head * 5 + page]), head >= 2 && page == 3);
+            const float score_of_page = masses.max[head * 5 + page];
+            EXPECT_EQ(std::isnan(score_of_page), head >= 2 && page == 3);
+            EXPECT_FALSE(std::isinf(score_of_page));
           }
         }
       });

@@ -1,49 +1,62 @@
 #include "ops/super_pages.h"
 
-#include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
+
+#include "ops/kv_store_cpu.h"
+#include "ops/page_planes.h"
 
 namespace winnow {
 namespace {
 
-// The planes of one head: of a page, or of the super-page that is written.
-float* FloatsOf(const PageLayout& layout, std::byte* side, Plane plane, int head) {
-  return reinterpret_cast<float*>(side + layout.PlaneOffset(plane, head));
-}
+struct Moments {
+  std::vector<float> mean, deviation;  // [P]
+};
 
-// The merged moments of one head. All pages have as many keys.
-void MergeMoments(const PagedKv& pages, int64_t first, int head, bool deviation, float* to) {
-  for (int c = 0; c < pages.layout->padded_dim; ++c) {
-    double mean = 0;
-    double squares = 0;  // mean of x²
-    for (int64_t page = first; page < first + kSuperPagePages; ++page) {
-      const auto* means =
-          reinterpret_cast<const float*>(pages.PlaneOf(Plane::kKeyMean, page, head));
-      mean += static_cast<double>(means[c]) / kSuperPagePages;
-      if (!deviation) continue;
-      const auto* deviations =
-          reinterpret_cast<const float*>(pages.PlaneOf(Plane::kKeyDeviation, page, head));
-      squares += (static_cast<double>(means[c]) * means[c] +
-                  static_cast<double>(deviations[c]) * deviations[c]) /
-                 kSuperPagePages;
-    }
-    const double variance = squares - mean * mean;
-    // Rounding below zero is cut off, a NaN is not.
-    to[c] = static_cast<float>(!deviation ? mean : std::sqrt(variance < 0 ? 0.0 : variance));
-  }
-}
-
-// box: the minima, then the maxima.
-void MergeBoxes(const PagedKv& pages, int64_t first, int head, float* box) {
-  const int dim = pages.layout->padded_dim;
+// The merged moments of one head, of which `deviation` stays zero unless it is wanted. All pages
+// have as many keys.
+Moments MergeMoments(const PagedKv& pages, int64_t first, int head, bool with_deviation) {
+  const auto dim = static_cast<size_t>(pages.layout->padded_dim);
+  std::vector<double> means(dim);
+  std::vector<double> squares(dim);  // mean of x²
+  Moments of_page{std::vector<float>(dim), std::vector<float>(dim)};
   for (int64_t page = first; page < first + kSuperPagePages; ++page) {
-    const auto* from = reinterpret_cast<const float*>(pages.PlaneOf(Plane::kKeyBox, page, head));
-    for (int c = 0; c < 2 * dim; ++c) {
-      // A NaN is taken over, and stays.
-      const bool further = c < dim ? from[c] < box[c] : from[c] > box[c];
-      if (page == first || further || std::isnan(from[c])) box[c] = from[c];
+    LoadKeyStatistics(pages, Plane::kKeyMean, 0, page, head, of_page.mean);
+    if (with_deviation) {
+      LoadKeyStatistics(pages, Plane::kKeyDeviation, 0, page, head, of_page.deviation);
+    }
+    for (size_t c = 0; c < dim; ++c) {
+      const double mean = of_page.mean[c];
+      const double deviation = of_page.deviation[c];
+      means[c] += mean / kSuperPagePages;
+      squares[c] += (mean * mean + deviation * deviation) / kSuperPagePages;
     }
   }
+  Moments merged = std::move(of_page);
+  for (size_t c = 0; c < dim; ++c) {
+    const double variance = squares[c] - means[c] * means[c];
+    merged.mean[c] = static_cast<float>(means[c]);
+    // Rounding below zero is cut off, a NaN is not.
+    merged.deviation[c] = static_cast<float>(std::sqrt(variance < 0 ? 0.0 : variance));
+  }
+  return merged;
+}
+
+// Row `row` of the box, 0: the minima, 1: the maxima [P].
+std::vector<float> MergeBoxes(const PagedKv& pages, int64_t first, int head, int row) {
+  std::vector<float> merged(pages.layout->padded_dim);
+  std::vector<float> of_page(merged.size());
+  LoadKeyStatistics(pages, Plane::kKeyBox, row, first, head, merged);
+  for (int64_t page = first + 1; page < first + kSuperPagePages; ++page) {
+    LoadKeyStatistics(pages, Plane::kKeyBox, row, page, head, of_page);
+    for (size_t c = 0; c < merged.size(); ++c) {
+      const float x = of_page[c];
+      // A NaN is taken over, and stays.
+      if (std::isnan(x) || (row == 0 ? x < merged[c] : x > merged[c])) merged[c] = x;
+    }
+  }
+  return merged;
 }
 
 }  // namespace
@@ -53,17 +66,24 @@ void UpdateSuperPages(SequenceKv* kv, int layer) {
   if (layout.planes.empty() || kv->first_resident(layer) > 0) return;
   const PagedKv pages = kv->View(layer);
   const int64_t n_full = pages.n_tokens / pages.layout->slots;
+  const PlaneSet& planes = layout.planes;
   for (int64_t first = std::ssize(kv->SuperPages(layer).pages) * kSuperPagePages;
        first + kSuperPagePages <= n_full; first += kSuperPagePages) {
     std::byte* side = kv->AddSuperPage(layer);
     for (int head = 0; head < layout.kv_heads; ++head) {
-      for (const bool deviation : {false, true}) {
-        const Plane plane = deviation ? Plane::kKeyDeviation : Plane::kKeyMean;
-        if (!layout.planes.Has(plane)) continue;
-        MergeMoments(pages, first, head, deviation, FloatsOf(layout, side, plane, head));
+      const auto store = [&](Plane plane, size_t row, const std::vector<float>& values) {
+        StoreRowCpu(DType::kF16, values.data(), std::ssize(values),
+                    side + layout.PlaneOffset(plane, head) + row * layout.KeyRowBytes());
+      };
+      const bool with_deviation = planes.Has(Plane::kKeyDeviation);
+      if (planes.Has(Plane::kKeyMean)) {
+        const Moments moments = MergeMoments(pages, first, head, with_deviation);
+        store(Plane::kKeyMean, 0, moments.mean);
+        if (with_deviation) store(Plane::kKeyDeviation, 0, moments.deviation);
       }
-      if (layout.planes.Has(Plane::kKeyBox)) {
-        MergeBoxes(pages, first, head, FloatsOf(layout, side, Plane::kKeyBox, head));
+      if (!planes.Has(Plane::kKeyBox)) continue;
+      for (const int row : {0, 1}) {
+        store(Plane::kKeyBox, row, MergeBoxes(pages, first, head, row));
       }
     }
   }

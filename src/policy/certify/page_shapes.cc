@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/page_planes.h"
 #include "policy/certify/read_mass.h"
 #include "policy/certify/stored_summary.h"
 
@@ -13,9 +14,11 @@ namespace {
 // max |k_c| of each channel over the full pages of the layer, [D]; NaN where a key is.
 void WidenToFullPages(const PagedKv& kv, int kv_head, std::vector<double>* largest) {
   const PageLayout& layout = *kv.layout;
+  std::vector<float> low(layout.head_dim);
+  std::vector<float> high(layout.head_dim);
   for (int64_t page = 0; page < kv.n_tokens / layout.slots; ++page) {
-    const auto* low = reinterpret_cast<const float*>(kv.PlaneOf(Plane::kKeyBox, page, kv_head));
-    const float* high = low + layout.padded_dim;
+    LoadKeyStatistics(kv, Plane::kKeyBox, 0, page, kv_head, low);
+    LoadKeyStatistics(kv, Plane::kKeyBox, 1, page, kv_head, high);
     for (int c = 0; c < layout.head_dim; ++c) {
       const double x = std::max(std::abs(low[c]), std::abs(high[c])) + 0 * (low[c] + high[c]);
       double& so_far = (*largest)[c];
@@ -47,7 +50,7 @@ int64_t PageShapes::Load(const LayerStep& step, const ReadHead& head) {
     }
   }
   // The box of every page, and mean and deviation of those that were not read.
-  const int64_t row = layout.padded_dim * static_cast<int64_t>(sizeof(float));
+  const auto row = static_cast<int64_t>(layout.KeyRowBytes());
   return 2 * row * (kv.n_tokens / layout.slots + std::ssize(head.unread));
 }
 

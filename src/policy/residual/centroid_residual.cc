@@ -1,6 +1,8 @@
 #include <cmath>
+#include <vector>
 
 #include "ops/attention_state.h"
+#include "ops/page_planes.h"
 #include "policy/residual/head_residual.h"
 
 namespace winnow {
@@ -15,8 +17,10 @@ class CentroidResidual : public HeadResidual {
   void Prepare(const LayerStep& /*step*/, std::span<const UnreadHead> heads,
                int64_t* bytes_read) override {
     for (const UnreadHead& head : heads) {
-      *bytes_read += std::ssize(head.unread.pages) * 2 * head.kv().layout->padded_dim *
-                     static_cast<int64_t>(sizeof(float));
+      const PageLayout& layout = *head.kv().layout;
+      *bytes_read +=
+          std::ssize(head.unread.pages) * (static_cast<int64_t>(layout.KeyRowBytes()) +
+                                           layout.padded_dim * static_cast<int64_t>(sizeof(float)));
     }
   }
 
@@ -25,14 +29,14 @@ class CentroidResidual : public HeadResidual {
     const PagedKv& kv = head.kv();
     const PageLayout& layout = *kv.layout;
     const float* q = head.source->q + static_cast<int64_t>(query_head) * layout.head_dim;
+    std::vector<float> mean(layout.head_dim);
     for (int32_t page : head.unread.pages) {
-      const auto floats = [&](Plane plane) {
-        return reinterpret_cast<const float*>(kv.PlaneOf(plane, page, head.kv_head));
-      };
-      const float* mean = floats(Plane::kKeyMean);
+      LoadKeyStatistics(kv, Plane::kKeyMean, 0, page, head.kv_head, mean);
       float score = 0;
       for (int c = 0; c < layout.head_dim; ++c) score += q[c] * mean[c];
-      MergeAttentionState(out, log_mass, floats(Plane::kValueMean),
+      const auto* value =
+          reinterpret_cast<const float*>(kv.PlaneOf(Plane::kValueMean, page, head.kv_head));
+      MergeAttentionState(out, log_mass, value,
                           step.params.scale * score + std::log(static_cast<float>(layout.slots)),
                           layout.head_dim);
     }

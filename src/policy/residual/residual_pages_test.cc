@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "ops/paged_layer_test.h"
 #include "policy/certify/mgf_bounds.h"
+#include "policy/certify/stored_summary.h"
 #include "policy/residual/estimators.h"
 #include "policy/residual/residual_layer_test.h"
 
@@ -30,35 +31,32 @@ constexpr int kSlots = 32;
 const std::vector<int32_t> kUnread = {1, 2, 4, 5, 7, 8};
 const std::vector<int32_t> kRead = {3, 6};
 
-// What the planes hold of a page, in double.
-struct Statistics {
-  std::vector<double> mean, deviation, low, high;  // [D]
+// Mean and deviation of a page's rows [D], in double.
+struct Moments {
+  std::vector<double> mean, deviation;
 
-  PageSummaryView View() const {
-    PageSummaryView view;
-    view.n = kSlots;
-    view.mean = mean;
-    view.box_lo = low;
-    view.box_hi = high;
-    view.deviation_lo = view.deviation_hi = deviation;
-    return view;
+  // As the planes of keys hold them.
+  Moments Stored() const {
+    Moments stored = *this;
+    for (auto* row : {&stored.mean, &stored.deviation}) {
+      for (double& x : *row) x = RoundNearest(x, FloatFormat::kF16);
+    }
+    return stored;
   }
 };
-Statistics StatisticsOf(TensorView<const double, 2> all, int64_t page) {
+Moments MomentsOf(TensorView<const double, 2> all, int64_t page) {
   const auto rows = all.Slice(page * kSlots, (page + 1) * kSlots);
-  Statistics s;
+  Moments moments;
   for (int64_t c = 0; c < rows.shape[1]; ++c) {
-    std::vector<double> column;
-    for (int64_t t = 0; t < kSlots; ++t) column.push_back(rows.row(t)[c]);
-    const double mean = std::accumulate(column.begin(), column.end(), 0.0) / kSlots;
+    double mean = 0;
+    for (int64_t t = 0; t < kSlots; ++t) mean += rows.row(t)[c] / kSlots;
     double squares = 0;
-    for (double x : column) squares += (x - mean) * (x - mean);
-    s.mean.push_back(mean);
-    s.deviation.push_back(std::sqrt(squares / kSlots));
-    s.low.push_back(*std::min_element(column.begin(), column.end()));
-    s.high.push_back(*std::max_element(column.begin(), column.end()));
+    for (int64_t t = 0; t < kSlots; ++t)
+      squares += (rows.row(t)[c] - mean) * (rows.row(t)[c] - mean);
+    moments.mean.push_back(mean);
+    moments.deviation.push_back(std::sqrt(squares / kSlots));
   }
-  return s;
+  return moments;
 }
 
 class ResidualPages : public ::testing::TestWithParam<LayerShape> {
@@ -171,13 +169,15 @@ TEST_P(ResidualPages, CumulantIsThePureFunctionClippedToTheSoundInterval) {
     const std::vector<double> q = Query(*layer, head);
     std::vector<double> mean, variance, value;
     std::vector<LogMassInterval> intervals;
+    PageSummary summary;
     for (int32_t page : kUnread) {
-      const Statistics keys = StatisticsOf(rows.Keys(), page);
-      const LogInterval interval = BoundLogMass(ShapeOfLogits(q, keys.View()));
+      const Moments keys = MomentsOf(rows.Keys(), page).Stored();
+      LoadStoredSummary(layer->View(), page, head / shape.group, &summary);
+      const LogInterval interval = BoundLogMass(ShapeOfLogits(q, summary.View()));
       intervals.push_back({interval.lo, interval.hi});
       mean.insert(mean.end(), keys.mean.begin(), keys.mean.end());
       for (double x : keys.deviation) variance.push_back(x * x);
-      const Statistics values = StatisticsOf(rows.Values(), page);
+      const Moments values = MomentsOf(rows.Values(), page);
       value.insert(value.end(), values.mean.begin(), values.mean.end());
     }
     const std::vector<int64_t> counts(kUnread.size(), kSlots);
@@ -194,7 +194,9 @@ TEST_P(ResidualPages, CumulantIsThePureFunctionClippedToTheSoundInterval) {
     clipped += wanted.clipped;
   }
   EXPECT_GT(clipped, 0);
-  EXPECT_EQ(estimate.account.bytes_read, std::ssize(kUnread) * shape.kv_heads * 5 * shape.dim * 4);
+  // Four rows of f16 and a mean value.
+  EXPECT_EQ(estimate.account.bytes_read,
+            std::ssize(kUnread) * shape.kv_heads * shape.dim * (4 * 2 + 4));
 }
 
 TEST_P(ResidualPages, ASampleOfEverythingIsExact) {
@@ -227,7 +229,7 @@ TEST_P(ResidualPages, ASampleDependsOnItsSeedLayerAndStepOnly) {
     const PageLayout& layout = layer->layout();
     EXPECT_EQ(
         first.account.bytes_read,
-        layout.TokenBytes(12) + std::ssize(kUnread) * layout.kv_heads * 4 * layout.padded_dim * 4);
+        layout.TokenBytes(12) + std::ssize(kUnread) * layout.kv_heads * 4 * layout.padded_dim * 2);
   }
 }
 

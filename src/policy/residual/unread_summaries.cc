@@ -1,5 +1,6 @@
 #include "policy/residual/unread_summaries.h"
 
+#include "ops/page_planes.h"
 #include "policy/certify/stored_summary.h"
 
 namespace winnow {
@@ -20,24 +21,21 @@ int64_t UnreadSummaries::Load(const PagedKv& kv, int kv_head, std::span<const in
     rows->clear();
     rows->reserve(pages.size() * dim_);
   }
+  std::vector<float> deviation(dim_);
   for (size_t i = 0; i < pages.size(); ++i) {
     LoadStoredSummary(kv, pages[i], kv_head, &summaries_[i]);
-    const auto floats = [&](Plane plane) {
-      return reinterpret_cast<const float*>(kv.PlaneOf(plane, pages[i], kv_head));
-    };
-    const float* mean = floats(Plane::kKeyMean);
-    const float* deviation = floats(Plane::kKeyDeviation);
-    mean_.insert(mean_.end(), mean, mean + dim_);
-    for (int64_t c = 0; c < dim_; ++c) {
-      variance_.push_back(static_cast<double>(deviation[c]) * deviation[c]);
-    }
+    mean_.insert(mean_.end(), summaries_[i].mean.begin(), summaries_[i].mean.end());
+    LoadKeyStatistics(kv, Plane::kKeyDeviation, 0, pages[i], kv_head, deviation);
+    for (const float x : deviation) variance_.push_back(static_cast<double>(x) * x);
     if (with_values) {
-      const float* value = floats(Plane::kValueMean);
+      const auto* value =
+          reinterpret_cast<const float*>(kv.PlaneOf(Plane::kValueMean, pages[i], kv_head));
       value_mean_.insert(value_mean_.end(), value, value + dim_);
     }
   }
-  return std::ssize(pages) * (with_values ? 5 : 4) * layout.padded_dim *
-         static_cast<int64_t>(sizeof(float));
+  const int64_t of_value = layout.padded_dim * static_cast<int64_t>(sizeof(float));
+  return std::ssize(pages) *
+         (4 * static_cast<int64_t>(layout.KeyRowBytes()) + (with_values ? of_value : 0));
 }
 
 PageMoments UnreadSummaries::Moments() const {
