@@ -1,6 +1,7 @@
 // What a sparse layer writes down: tokens, bytes, causes of falling back, and where the mass went.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "attention/sparse_decode.h"
@@ -8,6 +9,22 @@
 namespace winnow {
 
 static_assert(static_cast<int>(StatementKind::kEstimate) + 1 == KindCounts::kKinds);
+
+namespace {
+
+// In several sums, since each addition waits for the one before.
+float SumOfPages(const float* shares, std::span<const int32_t> pages) {
+  constexpr size_t kSums = 8;
+  float sums[kSums] = {};
+  size_t i = 0;
+  for (; i + kSums <= pages.size(); i += kSums) {
+    for (size_t j = 0; j < kSums; ++j) sums[j] += shares[pages[i + j]];
+  }
+  for (; i < pages.size(); ++i) sums[0] += shares[pages[i]];
+  return std::accumulate(sums, sums + kSums, 0.0f);
+}
+
+}  // namespace
 
 void SparseDecode::Account(const DecodePolicy& policy, int layer,
                            std::span<const SparseSlot> slots) const {
@@ -86,8 +103,7 @@ void SparseDecode::AccountMass(const DecodePolicy& policy, size_t head, int r,
   }
   const Head& h = heads_[head];
   const float* shares = h.shares.data() + r * masses_[head / layout_->kv_heads].stride;
-  float unread = 0;
-  for (int32_t page : h.choice.unread) unread += shares[page];
+  const float unread = SumOfPages(shares, h.choice.unread);
   const size_t row = head * group_ + r;
   const double log_exact = log_mass_[row];
   const double over_exact = std::exp(h.log_totals[r] - log_exact);  // scanned mass / Z_E

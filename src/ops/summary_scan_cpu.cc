@@ -124,18 +124,25 @@ void ScanSummaries(const PageScanTask& task, SummaryScore score) {
 // The masses of one query head over their sum, added to `pooled`.
 void SharesOfHead(const float* max, const float* sum, size_t n, float* shares, float* pooled,
                   float* log_total) {
+  const F32 f32;
   float reference = max[0];
-  for (size_t p = 1; p < n; ++p) reference = std::max(reference, max[p]);
+  size_t p = 0;
+  if (n >= kLanes) {
+    VF32 largest = hn::LoadU(f32, max);
+    for (p = kLanes; p + kLanes <= n; p += kLanes) {
+      largest = hn::Max(largest, hn::LoadU(f32, max + p));
+    }
+    reference = hn::GetLane(hn::MaxOfLanes(f32, largest));
+  }
+  for (; p < n; ++p) reference = std::max(reference, max[p]);
   // Computes as many masses as `d` has lanes.
   const auto mass = [&](auto d, size_t p) HWY_ATTR {
     const auto above = hn::Sub(hn::LoadU(d, max + p), hn::Set(d, reference));
     const auto scaled = hn::Mul(above, hn::Set(d, std::numbers::log2e_v<float>));
     return hn::Mul(FastExp2(d, scaled), hn::LoadU(d, sum + p));
   };
-  const F32 f32;
   VF32 total_lanes = hn::Zero(f32);
-  size_t p = 0;
-  for (; p + kLanes <= n; p += kLanes) {
+  for (p = 0; p + kLanes <= n; p += kLanes) {
     const VF32 m = mass(f32, p);
     hn::StoreU(m, f32, shares + p);
     total_lanes = hn::Add(total_lanes, m);

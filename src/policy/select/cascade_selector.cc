@@ -44,7 +44,8 @@ class CascadeSelector : public ScanningSelector {
     queries_.clear();
     for (Head& head : heads_) queries_.push_back(head.subset.Query(step));
     SketchScan(*step.pool, queries_, step.params, bits_, workspace_, bytes_read);
-    for (const Head& head : heads_) WriteBack(step, head.subset);
+    step.pool->ForEach(std::ssize(heads_),
+                       [&](int64_t h, int /*thread*/) { WriteBack(step, heads_[h].subset); });
   }
 
  private:

@@ -10,11 +10,25 @@
 
 #include "core/error.h"
 #include "policy/residual/budget.h"
+#include "policy/select/routing.h"
 
 namespace winnow {
 namespace {
 
 constexpr int64_t kManyTokens = int64_t{1} << 30;
+
+// Sums are of lanes, so that compilers make vectors of them.
+constexpr size_t kSumLanes = 16;
+
+double SumOf(std::span<const float> shares) {
+  double sums[kSumLanes] = {};
+  const size_t even = shares.size() / kSumLanes * kSumLanes;
+  for (size_t i = 0; i < even; i += kSumLanes) {
+    for (size_t lane = 0; lane < kSumLanes; ++lane) sums[lane] += shares[i + lane];
+  }
+  const double of_lanes = std::accumulate(sums, sums + kSumLanes, 0.0);
+  return std::accumulate(shares.begin() + even, shares.end(), of_lanes);
+}
 
 // Larger shares first, ties to the lower page.
 auto Better(std::span<const float> pooled) {
@@ -113,39 +127,34 @@ void ChoosePages(const ReadRule& rule, std::span<const float> pooled, int group,
              .descending = std::move(choice->descending)};
   choice->read.clear();
   choice->unread.clear();
-  std::vector<float>& descending = choice->descending;
-  descending.assign(pooled.begin() + middle.begin, pooled.begin() + middle.end);
-  const auto n = std::ssize(descending);
-  const double in_middle = std::accumulate(descending.begin(), descending.end(), 0.0);
-  choice->not_finite = !std::isfinite(in_middle);
+  const std::span<const float> in_middle = pooled.subspan(middle.begin, middle.end - middle.begin);
+  const auto n = std::ssize(in_middle);
+  const double sum = SumOf(in_middle);
+  choice->not_finite = !std::isfinite(sum);
   if (choice->not_finite) return;
   const auto pages = [slots](int64_t tokens) { return (tokens + slots - 1) / slots; };
   const double tolerance = rule.certified ? 1 : rule.tolerance;
 
   int64_t k = std::min<int64_t>(pages(rule.fraction > 0 ? middle.budget : rule.budget), n);
-  const bool by_share = rule.mass > 0 || tolerance < 1;
-  if (by_share) {
+  if (rule.mass > 0 || tolerance < 1) {
+    std::vector<float>& descending = choice->descending;
+    descending.assign(in_middle.begin(), in_middle.end());
     std::sort(descending.begin(), descending.end(), std::greater<>());
     if (rule.mass > 0) {
-      k = std::max(PagesUntil(descending, in_middle, (1 - rule.mass) * group), pages(rule.floor));
+      k = std::max(PagesUntil(descending, sum, (1 - rule.mass) * group), pages(rule.floor));
       if (rule.cap > 0) k = std::min(k, pages(rule.cap));
       k = std::min<int64_t>(k, n);
     }
     if (tolerance < 1) {
-      k = Widen(rule.fallback, k, PagesUntil(descending, in_middle, tolerance * group), n, choice);
+      k = Widen(rule.fallback, k, PagesUntil(descending, sum, tolerance * group), n, choice);
     }
-  } else if (k > 0 && k < n) {
-    std::nth_element(descending.begin(), descending.begin() + (k - 1), descending.end(),
-                     std::greater<>());
   }
-  // The k best are those above the k-th, and of its equals the first ones.
-  const float last = k > 0 ? descending[k - 1] : std::numeric_limits<float>::infinity();
-  int64_t equals = k - std::count_if(descending.begin(), descending.begin() + k,
-                                     [last](float share) { return share > last; });
-  for (auto page = static_cast<int32_t>(middle.begin); page < middle.end; ++page) {
-    const float share = pooled[page];
-    const bool read = k == n || share > last || (share == last && equals-- > 0);
-    (read ? choice->read : choice->unread).push_back(page);
+  const std::vector<int64_t> best = TopFloatIndices(in_middle, k);
+  auto next = best.begin();
+  for (int64_t i = 0; i < n; ++i) {
+    const bool read = next != best.end() && *next == i;
+    if (read) ++next;
+    (read ? choice->read : choice->unread).push_back(static_cast<int32_t>(middle.begin + i));
   }
 }
 
@@ -185,12 +194,8 @@ float ScoreGap(const PageMasses& masses, int group, MiddlePages middle) {
 void DropTail(std::span<const float> pooled, double tail, std::vector<int32_t>* pages) {
   if (tail <= 0 || pages->empty()) return;
   // The threshold by bisection in the logarithm: shares span many orders of magnitude, and sorting
-  // a few hundred pages a layer and head costs as much as scanning them. Sums are of lanes, so that
-  // compilers make vectors of them.
-  double allowed = 0;
-  for (float share : pooled) allowed += share;
-  allowed *= tail;
-  constexpr size_t kSumLanes = 16;
+  // a few hundred pages a layer and head costs as much as scanning them.
+  const double allowed = tail * SumOf(pooled);
   std::vector<float> shares((pages->size() + kSumLanes - 1) / kSumLanes * kSumLanes, 0.0f);
   for (size_t i = 0; i < pages->size(); ++i) shares[i] = pooled[(*pages)[i]];
   const auto below = [&](float threshold) {

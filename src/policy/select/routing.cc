@@ -1,6 +1,7 @@
 #include "policy/select/routing.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -48,21 +49,11 @@ double ScorePage(PageScore kind, const PageSummaries& pages, std::span<const dou
   return 0;
 }
 
-template <typename T>
-std::vector<int64_t> TopIndicesOf(std::span<const T> scores, int64_t k) {
-  std::vector<int64_t> indices(scores.size());
-  std::iota(indices.begin(), indices.end(), int64_t{0});
-  k = std::clamp<int64_t>(k, 0, std::ssize(scores));
-  const auto before = [&](int64_t a, int64_t b) {
-    const bool a_is_nan = std::isnan(scores[a]);
-    const bool b_is_nan = std::isnan(scores[b]);
-    if (a_is_nan || b_is_nan) return a_is_nan && (!b_is_nan || a < b);
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  };
-  std::nth_element(indices.begin(), indices.begin() + k, indices.end(), before);
-  indices.resize(k);
-  std::sort(indices.begin(), indices.end());
-  return indices;
+// Integers in the order of the numbers, NaN above all of them; both zeros are one.
+int32_t OrderedBits(float x) {
+  if (std::isnan(x)) return std::numeric_limits<int32_t>::max();
+  const auto bits = std::bit_cast<int32_t>(x + 0.0f);
+  return bits < 0 ? bits ^ std::numeric_limits<int32_t>::max() : bits;
 }
 
 }  // namespace
@@ -98,11 +89,51 @@ void SharePageScores(TensorView<const double, 2> log_mass, std::span<double> sha
 }
 
 std::vector<int64_t> TopIndices(std::span<const double> scores, int64_t k) {
-  return TopIndicesOf(scores, k);
+  std::vector<int64_t> indices(scores.size());
+  std::iota(indices.begin(), indices.end(), int64_t{0});
+  k = std::clamp<int64_t>(k, 0, std::ssize(scores));
+  const auto before = [&](int64_t a, int64_t b) {
+    const bool a_is_nan = std::isnan(scores[a]);
+    const bool b_is_nan = std::isnan(scores[b]);
+    if (a_is_nan || b_is_nan) return a_is_nan && (!b_is_nan || a < b);
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  };
+  std::nth_element(indices.begin(), indices.begin() + k, indices.end(), before);
+  indices.resize(k);
+  std::sort(indices.begin(), indices.end());
+  return indices;
 }
 
 std::vector<int64_t> TopFloatIndices(std::span<const float> scores, int64_t k) {
-  return TopIndicesOf(scores, k);
+  k = std::clamp<int64_t>(k, 0, std::ssize(scores));
+  std::vector<int64_t> indices(k);
+  if (k == 0 || k == std::ssize(scores)) {
+    std::iota(indices.begin(), indices.end(), int64_t{0});
+    return indices;
+  }
+  // The threshold by bisection over the numbers' bits, each step of which is a pass that compilers
+  // make vectors of: sorting as many numbers as there are pages costs several times as much.
+  std::vector<int32_t> keys(scores.size());
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = OrderedBits(scores[i]);
+  const auto [least, largest] = std::minmax_element(keys.begin(), keys.end());
+  int64_t low = *least;  // at least k keys are no less
+  int64_t high = *largest;
+  while (low < high) {
+    const int64_t middle = high - (high - low) / 2;
+    const auto bound = static_cast<int32_t>(middle);
+    int32_t n = 0;
+    for (const int32_t key : keys) n += key >= bound ? 1 : 0;
+    (n >= k ? low : high) = n >= k ? middle : middle - 1;
+    if (n == k) break;
+  }
+  const auto last = static_cast<int32_t>(low);
+  int64_t equals_left =
+      k - std::count_if(keys.begin(), keys.end(), [last](int32_t key) { return key > last; });
+  auto next = indices.begin();
+  for (size_t i = 0; i < keys.size() && next != indices.end(); ++i) {
+    if (keys[i] > last || (keys[i] == last && equals_left-- > 0)) *next++ = static_cast<int64_t>(i);
+  }
+  return indices;
 }
 
 double TopTwoGap(std::span<const double> scores) {

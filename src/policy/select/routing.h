@@ -37,6 +37,7 @@ void ScorePages(PageScore kind, const PageSummaries& pages, std::span<const doub
 void SharePageScores(TensorView<const double, 2> log_mass, std::span<double> shared);
 
 // Indices of the `k` largest scores, ascending; all of them if there are fewer, none for k <= 0.
+// Ties go to the lower index, a NaN ranks first.
 std::vector<int64_t> TopIndices(std::span<const double> scores, int64_t k);
 std::vector<int64_t> TopFloatIndices(std::span<const float> scores, int64_t k);
 
