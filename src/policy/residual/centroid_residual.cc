@@ -1,8 +1,4 @@
-#include <cmath>
-#include <vector>
-
-#include "ops/attention_state.h"
-#include "ops/page_planes.h"
+#include "ops/page_centroids_cpu.h"
 #include "policy/residual/head_residual.h"
 
 namespace winnow {
@@ -26,20 +22,14 @@ class CentroidResidual : public HeadResidual {
 
   bool EstimateHead(const LayerStep& step, const UnreadHead& head, int query_head, float* out,
                     float* log_mass) override {
-    const PagedKv& kv = head.kv();
-    const PageLayout& layout = *kv.layout;
-    const float* q = head.source->q + static_cast<int64_t>(query_head) * layout.head_dim;
-    std::vector<float> mean(layout.head_dim);
-    for (int32_t page : head.unread.pages) {
-      LoadKeyStatistics(kv, Plane::kKeyMean, 0, page, head.kv_head, mean);
-      float score = 0;
-      for (int c = 0; c < layout.head_dim; ++c) score += q[c] * mean[c];
-      const auto* value =
-          reinterpret_cast<const float*>(kv.PlaneOf(Plane::kValueMean, page, head.kv_head));
-      MergeAttentionState(out, log_mass, value,
-                          step.params.scale * score + std::log(static_cast<float>(layout.slots)),
-                          layout.head_dim);
-    }
+    PageCentroidsCpu(
+        {.kv = &head.kv(),
+         .kv_head = head.kv_head,
+         .pages = head.unread.pages,
+         .q = head.source->q + static_cast<int64_t>(query_head) * head.kv().layout->head_dim,
+         .scale = step.params.scale,
+         .out = out,
+         .log_mass = log_mass});
     return true;
   }
 };
