@@ -91,6 +91,15 @@ TEST(Arm, ResolvedNamesEveryParameterAndIsAFixedPoint) {
             ParseArm("select=sketch,bits=4").fingerprint);
 }
 
+TEST(Arm, TheFirstLayersAreDenseWhereNothingElseProtectsThem) {
+  EXPECT_THAT(ParseArm("select=sketch").resolved, testing::HasSubstr("dense_layers=2"));
+  EXPECT_THAT(ParseArm("select=sketch,residual=centroid").resolved,
+              testing::HasSubstr("dense_layers=2"));
+  EXPECT_THAT(ParseArm("select=sketch,residual=sketch").resolved,
+              testing::HasSubstr("dense_layers=0"));
+  EXPECT_THAT(ParseArm("select=sketch,mass=0.9").resolved, testing::HasSubstr("dense_layers=0"));
+}
+
 TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {
   EXPECT_THAT(UsageError("select=sketsh"), testing::HasSubstr("did you mean 'sketch'?"));
   EXPECT_THAT(UsageError("select=sketch,residual=centroit"),
