@@ -18,8 +18,8 @@ set(GIT_EXE 0 CACHE STRING "" FORCE)
 set(GIT_EXECUTABLE 0 CACHE STRING "" FORCE)
 add_subdirectory(${WINNOW_LLAMA_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL)
 
-# Of llama.cpp's common library we use chat templates alone, where speed is no matter; what no program
-# of ours links (downloads, argument parsing) would take longer to compile than all of ggml.
+# Of llama.cpp's common library we use chat templates alone, where speed is no matter; what no
+# program of ours links (downloads, argument parsing) would take longer to compile than all of ggml.
 get_target_property(common_sources llama-common SOURCES)
 list(FILTER common_sources EXCLUDE REGEX
   "^(arg|console|debug|download|hf-cache|imatrix-loader|llguidance|preset|subproc)\\.cpp$")
