@@ -20,10 +20,10 @@ import sys
 
 QUOTED_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 INCLUDE = re.compile(r"^\s*#\s*include\b.*")
-# What a line without indentation declares: `TEST(A, B)`, `class A`, `using A =`, `int A(`, `A =`.
-DECLARED = re.compile(r"(?=\w)(?!namespace\b|using [\w:]+;|using namespace)"
+# What a line without indentation declares: `TEST(A, B)`, `class A`, `using A =`, `using A;`, `int A(`.
+DECLARED = re.compile(r"(?=\w)(?!(?:using )?namespace\b)"
                       r"(?:[A-Z_]*TEST[A-Z_]*\((.*?)\)|(?:class|struct|enum class|enum) (\w+)|"
-                      r"using (\w+) =|[^({=;#/]*?([\w:~]+)(?:\[\w*\])* ?[({=;])")
+                      r"using ([\w:]+)(?: =|;)|[^({=;#/]*?([\w:~]+)(?:\[\w*\])* ?[({=;])")
 BATCH = 8
 ROOTS = [pathlib.Path("src"), pathlib.Path(".")]
 
