@@ -24,13 +24,20 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
 // Several times slower: the long prompts would take half an hour and reach no other code.
-constexpr int64_t kLongestPrompt = 640;
+constexpr int64_t kLongestPrompt = 320;
 #else
 constexpr int64_t kLongestPrompt = 6000;
 #endif
 
+// Of prompts longer than this one row in four is compared. From prompt to prompt the ratio of the
+// two means scatters around 1 by about 1.5 / sqrt(rows), as measured (0.09 at 320 rows, 0.02 at
+// 2,500): by 0.03 over the default model's 3,135 rows, an eighth of the quarter that is allowed.
+constexpr int64_t kEveryRow = 640;
+constexpr int64_t kStride = 4;
+
 // Rows of libllama's logits that are held at a time: its micro-batch.
 constexpr int64_t kBlock = 512;
+static_assert(kBlock % kStride == 0);
 
 struct KlSums {
   double ours = 0;   // KL(libllama plain || Winnow)
@@ -95,7 +102,9 @@ void AddPrompt(Pair* pair, const std::vector<TokenId>& tokens, KlSums* sums) {
   request.ignore_end_tokens = true;
   request.arm = "dense";
   KlSums prompt;
+  const int64_t stride = static_cast<int64_t>(tokens.size()) > kEveryRow ? kStride : 1;
   request.on_prompt_logits = [&](int64_t position, std::span<const float> logits) {
+    if (position % stride != 0) return;
     const std::span<const float> reference = plain.Row(position);
     prompt.ours += KlDivergence(reference, logits);
     prompt.peers += KlDivergence(reference, flash.Row(position));
@@ -103,10 +112,10 @@ void AddPrompt(Pair* pair, const std::vector<TokenId>& tokens, KlSums* sums) {
   };
   const RequestResult result = pair->engine.Run(std::move(request));
   ASSERT_NE(result.finish_reason, FinishReason::kFailed) << result.error;
-  ASSERT_EQ(prompt.rows, static_cast<int64_t>(tokens.size()));
+  ASSERT_EQ(prompt.rows, (static_cast<int64_t>(tokens.size()) + stride - 1) / stride);
   const auto rows = static_cast<double>(prompt.rows);
-  printf("%5ld tokens: mean KL to libllama %.3e, between its two attention paths %.3e\n",
-         static_cast<long>(prompt.rows), prompt.ours / rows, prompt.peers / rows);
+  printf("%5zu tokens: mean KL to libllama %.3e, between its two attention paths %.3e\n",
+         tokens.size(), prompt.ours / rows, prompt.peers / rows);
   std::fflush(stdout);
   sums->ours += prompt.ours;
   sums->peers += prompt.peers;
@@ -120,7 +129,7 @@ std::optional<std::string> ReadBook(const std::string& name) {
   return std::string{std::istreambuf_iterator<char>(file), {}};
 }
 
-// Mean KL over every position of prompts of these sizes, taken from the two books in turn.
+// Mean KL over the positions of prompts of these sizes, taken from the two books in turn.
 void ExpectNoFartherThanItsOwnPaths(const std::string& path, const std::vector<int64_t>& sizes) {
   const std::optional<std::string> books[] = {ReadBook("sherlock_holmes.txt"),
                                               ReadBook("pride_and_prejudice.txt")};
@@ -159,7 +168,7 @@ TEST(KlDivergence, AgreesWithHandComputedValues) {
 TEST(PeerLogits, DefaultModelIsNoFartherThanLibllamasOwnPaths) {
   const std::optional<std::string> model = testing::DefaultModelPath();
   if (!model) GTEST_SKIP() << "the default model is absent";
-  ExpectNoFartherThanItsOwnPaths(*model, {20, 40, 80, 160, 320, 640, 1000, 1500, 2500, 6000});
+  ExpectNoFartherThanItsOwnPaths(*model, {20, 40, 80, 160, 320, 640, 1500, 6000});
 }
 
 class RequantisedLogits : public ::testing::TestWithParam<const char*> {};

@@ -17,3 +17,16 @@ endforeach()
 set(GIT_EXE 0 CACHE STRING "" FORCE)
 set(GIT_EXECUTABLE 0 CACHE STRING "" FORCE)
 add_subdirectory(${WINNOW_LLAMA_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL)
+
+# Of llama.cpp's common library we use chat templates alone, where speed is no matter; what no
+# program of ours links (downloads, argument parsing) would take longer to compile than all of ggml.
+get_target_property(common_sources llama-common SOURCES)
+list(FILTER common_sources EXCLUDE REGEX
+  "^(arg|console|debug|download|hf-cache|imatrix-loader|llguidance|preset|subproc)\\.cpp$")
+set_target_properties(llama-common PROPERTIES SOURCES "${common_sources}")
+foreach(property LINK_LIBRARIES INTERFACE_LINK_LIBRARIES)
+  get_target_property(libraries llama-common ${property})
+  list(FILTER libraries EXCLUDE REGEX "cpp-httplib")
+  set_target_properties(llama-common PROPERTIES ${property} "${libraries}")
+endforeach()
+target_compile_options(llama-common PRIVATE -O1)

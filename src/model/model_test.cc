@@ -61,7 +61,8 @@ std::vector<float> LlamaLogits(const std::string& path, const std::vector<int32_
   if (model == nullptr) throw std::runtime_error("libllama cannot load " + path);
   llama_context_params params = llama_context_default_params();
   params.n_ctx = params.n_batch = params.n_ubatch = static_cast<uint32_t>(tokens.size());
-  params.n_threads = params.n_threads_batch = kThreads;
+  // The reference by one thread: tiny graphs would wait for a second one more than they compute.
+  params.n_threads = params.n_threads_batch = 1;
   params.type_k = params.type_v = flash_attention ? GGML_TYPE_F16 : GGML_TYPE_F32;
   params.flash_attn_type =
       flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
