@@ -30,8 +30,8 @@ constexpr int64_t kLongestPrompt = 6000;
 #endif
 
 // Of prompts longer than this one row in four is compared. From prompt to prompt the ratio of the
-// two means scatters around 1 by about 1.5 / sqrt(rows), as measured (0.09 at 320 rows, 0.02 at
-// 2,500): by 0.03 over the default model's 3,135 rows, an eighth of the quarter that is allowed.
+// two means scattered around 1 by 0.09 at 320 rows; over the default model's 3,135 rows that is
+// about 0.03, where a quarter is allowed.
 constexpr int64_t kEveryRow = 640;
 constexpr int64_t kStride = 4;
 
