@@ -17,7 +17,7 @@ LLAMA = re.compile(r"^(ggml|gguf|llama)[\w.-]*\.h$")
 MAY_SEE_LLAMA = re.compile(r"^(src/(core|model|text)/|src/ops/\w+_cpu(\.cc|-inl\.h)$|src/engine/sampler|"
                            r"src/policy/residual/\w+_file\.cc$|bench/|testing/|.*_test\.(cc|h)$)")
 # A kernel's test may compile it for every target, as the kernel does.
-MAY_SEE_HIGHWAY = re.compile(r"(_cpu\.cc|-inl\.h|^src/ops/\w+_test\.cc)$|^bench/")
+MAY_SEE_HIGHWAY = re.compile(r"(_cpu\.cc|-inl\.h|^src/ops/\w+_test\.(cc|h))$|^bench/")
 MAY_SEE_CUDA = re.compile(r"_cuda\.(cu|cuh)$")
 
 

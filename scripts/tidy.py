@@ -2,7 +2,8 @@
 
 Usage: tidy.py BUILD_FOLDER JOBS FILE... Headers are checked through the files that include them.
 A file that passed is remembered in BUILD_FOLDER/tidy/ by a hash of all that its result depends on:
-its text, the text of our headers it includes, its compile command, .clang-tidy and the tool.
+its text, the text of our headers it includes, its compile command, .clang-tidy, this script and the
+tool.
 
 Four fifths of a run go into the headers of the standard library, GoogleTest and JSON, which every
 check walks through. So files with the same compile flags are checked by the handful, as one text;
@@ -112,7 +113,8 @@ def check(folder, paths, commands):
     """[(path, passed, what clang-tidy says)]. What does not pass together is checked by halves."""
     if len(paths) == 1:
         return [(paths[0], *clang_tidy(paths[0], "-p", str(folder)))]
-    batch = folder / "tidy" / f"{paths[0].stem}-and-{len(paths) - 1}-more.cc"
+    name = "-".join(paths[0].with_suffix("").parts)
+    batch = folder / "tidy" / f"{name}-and-{len(paths) - 1}-more.cc"
     batch.write_text(joined(paths), encoding="utf-8")
     if clang_tidy(batch, "--", *flags(commands[paths[0].resolve()], paths[0]))[0]:
         return [(path, True, "") for path in paths]
@@ -125,7 +127,8 @@ def main():
     folder, jobs = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     commands = {pathlib.Path(entry["file"]): entry["command"]
                 for entry in json.loads((folder / "compile_commands.json").read_text())}
-    tool = pathlib.Path(".clang-tidy").read_text(encoding="utf-8") + subprocess.run(
+    settings = [pathlib.Path(".clang-tidy"), pathlib.Path(__file__)]
+    tool = "".join(path.read_text(encoding="utf-8") for path in settings) + subprocess.run(
         ["clang-tidy", "--version"], capture_output=True, text=True, check=True).stdout
     passed = folder / "tidy"
     passed.mkdir(exist_ok=True)

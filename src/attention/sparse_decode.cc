@@ -5,9 +5,28 @@
 
 #include "core/check.h"
 #include "ops/attention_state.h"
+#include "ops/page_planes.h"
 #include "ops/summary_scan.h"
 
 namespace winnow {
+namespace {
+
+// Whether summaries of keys are estimated from that the selector does not look at: it would not
+// notice that one holds nothing (ops/page_planes.h).
+bool EstimatesUnseen(const DecodePolicy& policy) {
+  return policy.residual && policy.residual->planes().Has(Plane::kKeyMean) &&
+         policy.selector->planes().empty();
+}
+
+bool AnyNanMean(const PagedKv& kv, int kv_head, std::span<const int32_t> pages) {
+  std::vector<float> mean(kv.layout->head_dim);
+  return std::any_of(pages.begin(), pages.end(), [&](int32_t page) {
+    LoadKeyStatistics(kv, Plane::kKeyMean, 0, page, kv_head, mean);
+    return std::any_of(mean.begin(), mean.end(), [](float x) { return std::isnan(x); });
+  });
+}
+
+}  // namespace
 
 bool SparseDecode::Applies(const DecodePolicy& policy, int layer, int64_t n_tokens,
                            int64_t n_generated, int slots) {
@@ -106,6 +125,10 @@ void SparseDecode::Choose(const DecodePolicy& policy, const SparseSlot& slot, in
                             &head->choice);
   } else {
     ChoosePages(policy.rule, head->pooled, group_, slots, head->middle, &head->choice);
+  }
+  if (EstimatesUnseen(policy) && AnyNanMean(kv, kv_head, head->choice.unread)) {
+    head->choice = {};
+    head->choice.not_finite = true;
   }
   head->small_gap = policy.rule.gap > 0 && !head->choice.not_finite &&
                     ScoreGap(of_head, group_, head->middle) < policy.rule.gap;

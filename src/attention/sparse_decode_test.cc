@@ -207,6 +207,27 @@ TEST_F(SparseDecodeTest, FlatMassWidensAndThenReadsEverything) {
   EXPECT_EQ(all.out, Dense(*layer));
 }
 
+// Also where the selector looks at no summary and cannot notice.
+TEST_F(SparseDecodeTest, AKeyThatF16CannotHoldMakesItsHeadReadEverything) {
+  auto layer = NewLayer(8);
+  layer->key(20 * 32 + 3, 1)[10] = 70000;
+  layer->Store(threads_);
+  const std::vector<float> dense = Dense(*layer);
+  constexpr size_t kHeadFloats = static_cast<size_t>(kHeads / kKvHeads) * kDim;
+  for (const std::string arm :
+       {"select=sketch,budget=64", "select=meanstd,budget=64,residual=cumulant",
+        "select=recent,budget=64,residual=centroid", "select=random,budget=64,residual=cumulant"}) {
+    const Attended attended = Attend(arm, *layer);
+    EXPECT_EQ(attended.account.fallback_not_finite, 1) << arm;
+    for (size_t i = 0; i < dense.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(attended.out[i])) << arm;
+      if (i / kHeadFloats == 1) {
+        ASSERT_EQ(attended.out[i], dense[i]) << arm;
+      }
+    }
+  }
+}
+
 TEST_F(SparseDecodeTest, ANanMakesItsHeadReadEverythingAndReachesNoOther) {
   const auto good = RandomLayer(6);
   auto bad = NewLayer(7);
@@ -215,7 +236,8 @@ TEST_F(SparseDecodeTest, ANanMakesItsHeadReadEverythingAndReachesNoOther) {
   for (const std::string arm :
        {"select=sketch,budget=64", "select=sketch,budget=64,residual=sketch",
         "select=vashista,budget=64,residual=centroid", "select=oracle,budget=64",
-        "select=cascade,P=8,budget=64", "select=quest,budget=64"}) {
+        "select=cascade,P=8,budget=64", "select=quest,budget=64",
+        "select=recent,budget=64,residual=centroid"}) {
     const std::vector<Attended> both = Attend(threads_, arm, {good.get(), bad.get()});
     EXPECT_EQ(both[0].out, Attend(arm, *good).out) << arm;
     EXPECT_EQ(both[0].account.fallback_not_finite, 0) << arm;

@@ -18,7 +18,7 @@ void LoadRowCpu(DType dtype, const std::byte* row, int64_t n, float* values) {
   if (dtype == DType::kF32) {
     std::memcpy(values, row, RowBytes(dtype, n));
   } else if (dtype == DType::kF16) {
-    // By the processor's instructions, 13 times as fast as the traits' conversion; where it has
+    // By the processor's instructions, many times as fast as the traits' conversion; where it has
     // none, by a table that has to be there.
     [[maybe_unused]] static const bool kInitialized = (ggml_cpu_init(), true);
     ggml_cpu_fp16_to_fp32(reinterpret_cast<const ggml_fp16_t*>(row), values, n);

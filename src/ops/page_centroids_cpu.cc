@@ -11,7 +11,6 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <vector>
 
 #include "ops/fast_exp-inl.h"
 #include "ops/rows_cpu-inl.h"
@@ -76,17 +75,17 @@ HWY_INLINE void SumValues(const CentroidTask& task, const float* p, size_t c, fl
   for (size_t j = 0; j < kVectors; ++j) hn::StoreU(sum[j], f32, out + c + j * kLanes);
 }
 
-void Centroids(const CentroidTask& task) {
+void Centroids(const CentroidTask& task, float* workspace) {
   const F32 f32;
   const auto dim = static_cast<size_t>(task.kv->layout->padded_dim);
   const auto head_dim = static_cast<size_t>(task.kv->layout->head_dim);
   const size_t n = task.pages.size();
   const size_t padded_n = (n + 15) / 16 * 16;  // whole vectors
-  std::vector<float> scratch(2 * dim + padded_n);
-  float* q = scratch.data();
+  float* q = workspace;
   float* sums = q + dim;
   float* p = sums + dim;
   std::copy_n(task.q, head_dim, q);
+  std::fill(q + head_dim, q + dim, 0.0f);
   ScoreMeans(task, q, p);
   std::fill(p + n, p + padded_n, -std::numeric_limits<float>::infinity());
 
@@ -119,7 +118,9 @@ namespace winnow {
 
 HWY_EXPORT(Centroids);
 
-void PageCentroidsCpu(const CentroidTask& task) { HWY_DYNAMIC_DISPATCH(Centroids)(task); }
+void PageCentroidsCpu(const CentroidTask& task, float* workspace) {
+  HWY_DYNAMIC_DISPATCH(Centroids)(task, workspace);
+}
 
 }  // namespace winnow
 #endif  // HWY_ONCE

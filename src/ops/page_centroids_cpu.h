@@ -1,24 +1,10 @@
-// Attention over pages each of which stands for its tokens by their mean key and mean value.
+// The CPU kernel of attention over pages' means.
 #pragma once
 
-#include <cstdint>
-#include <span>
-
-#include "kv/sequence_kv.h"
+#include "ops/page_centroids.h"
 
 namespace winnow {
 
-struct CentroidTask {
-  const PagedKv* kv = nullptr;  // its layout has kKeyMean and kValueMean
-  int kv_head = 0;
-  std::span<const int32_t> pages;  // full ones, at least one
-  const float* q = nullptr;        // [D] of one query head
-  float scale = 1;
-  float* out = nullptr;       // [D]
-  float* log_mass = nullptr;  // of one number
-};
-
-// The state of one query head: masses G·e^{scale·q·k̄}, values v̄. NaN in, NaN out.
-void PageCentroidsCpu(const CentroidTask& task);
+void PageCentroidsCpu(const CentroidTask& task, float* workspace);
 
 }  // namespace winnow

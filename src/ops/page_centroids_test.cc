@@ -1,12 +1,17 @@
+#include "ops/page_centroids.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
-#include "ops/page_centroids_cpu.h"
+#include "ops/every_target_test.h"
+#include "ops/page_planes.h"
 #include "ops/paged_layer_test.h"
+#include "ops/reference.h"
 
 namespace winnow {
 namespace {
@@ -23,13 +28,15 @@ struct State {
 State Centroids(const PagedLayer& layer, int query_head, const std::vector<int32_t>& pages) {
   State state{std::vector<float>(layer.shape().dim)};
   const PagedKv kv = layer.View();
-  PageCentroidsCpu({.kv = &kv,
-                    .kv_head = query_head / layer.shape().group,
-                    .pages = pages,
-                    .q = layer.q(query_head).data(),
-                    .scale = layer.scale(),
-                    .out = state.out.data(),
-                    .log_mass = &state.log_mass});
+  std::vector<float> workspace(CentroidWorkspaceFloats(layer.layout(), std::ssize(pages)), 7.0f);
+  PageCentroids({.kv = &kv,
+                 .kv_head = query_head / layer.shape().group,
+                 .pages = pages,
+                 .q = layer.q(query_head).data(),
+                 .scale = layer.scale(),
+                 .out = state.out.data(),
+                 .log_mass = &state.log_mass},
+                workspace);
   return state;
 }
 
@@ -75,21 +82,29 @@ TEST(PageCentroids, AreAttentionOverTheMeans) {
     std::vector<int32_t> pages;
     for (int32_t page = 39; page >= 0; page -= page % 3 + 1) {
       pages.insert(pages.begin(), page);
-      for (const int head : {0, 2, 5}) ExpectAttentionOverMeans(layer, head, pages);
+      testing::OnEveryTarget([&] {
+        for (const int head : {0, 2, 5}) ExpectAttentionOverMeans(layer, head, pages);
+      });
     }
   }
 }
 
 TEST(PageCentroids, KeepNaN) {
   ThreadPool threads(2);
-  PagedLayer layer({.n_tokens = 32 * 24}, kCentroids, DType::kF32, 1);
-  layer.key(20 * 32 + 5, 1)[3] = std::numeric_limits<float>::quiet_NaN();
-  layer.Store(threads);
-  std::vector<int32_t> pages(24);
-  std::iota(pages.begin(), pages.end(), 0);
-  EXPECT_TRUE(std::isnan(Centroids(layer, 3, pages).log_mass));
-  EXPECT_TRUE(std::isnan(Centroids(layer, 3, pages).out[0]));
-  EXPECT_FALSE(std::isnan(Centroids(layer, 0, pages).log_mass));
+  for (const int32_t bad : {0, 20, 22}) {
+    SCOPED_TRACE(bad);
+    PagedLayer layer({.n_tokens = 32 * 23}, kCentroids, DType::kF32, 1);
+    layer.key(bad * 32 + 5, 1)[3] = std::numeric_limits<float>::quiet_NaN();
+    layer.Store(threads);
+    std::vector<int32_t> pages(23);
+    std::iota(pages.begin(), pages.end(), 0);
+    testing::OnEveryTarget([&] {
+      const State state = Centroids(layer, 3, pages);
+      EXPECT_TRUE(std::isnan(state.log_mass));
+      for (const float x : state.out) EXPECT_TRUE(std::isnan(x));
+      EXPECT_FALSE(std::isnan(Centroids(layer, 0, pages).log_mass));
+    });
+  }
 }
 
 }  // namespace

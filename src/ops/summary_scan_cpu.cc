@@ -76,7 +76,7 @@ HWY_INLINE Statistics StatisticsOf(const PageScanTask& task, const PageScanItem&
 // a few lines a head, which the processor's own prefetcher does not lead far enough ahead.
 constexpr int64_t kItemsAhead = 12;
 
-// One row or two, that do not lie together.
+// One row or two; mean and deviation lie apart.
 template <SummaryScore kScore>
 HWY_INLINE void Prefetch(const Statistics& statistics, size_t row_bytes) {
   for (size_t i = 0; i < row_bytes; i += 64) {

@@ -1,37 +1,24 @@
 #include "ops/summary_scan.h"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include "ops/every_target_test.h"
 #include "ops/paged_layer_test.h"
 
 namespace winnow {
 namespace {
 
 using ::winnow::testing::LayerShape;
+using ::winnow::testing::OnEveryTarget;
 using ::winnow::testing::PagedLayer;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// Calls `check` under every instruction set of this machine that the kernels are compiled for.
-template <typename Check>
-void OnEveryTarget(const Check& check) {
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_SCALAR}) {
-    if (target != HWY_SCALAR && (hwy::SupportedTargets() & target) == 0) continue;
-    SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().DeInit();
-    check();
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
-}
 
 struct Masses {
   explicit Masses(const PagedLayer& layer)

@@ -10,6 +10,8 @@
 namespace winnow {
 namespace {
 
+constexpr double kLargestF16 = 65504;
+
 struct Moments {
   std::vector<float> mean, deviation;  // [P]
 };
@@ -37,8 +39,10 @@ Moments MergeMoments(const PagedKv& pages, int64_t first, int head, bool with_de
   for (size_t c = 0; c < dim; ++c) {
     const double variance = squares[c] - means[c] * means[c];
     merged.mean[c] = static_cast<float>(means[c]);
-    // Rounding below zero is cut off, a NaN is not.
-    merged.deviation[c] = static_cast<float>(std::sqrt(variance < 0 ? 0.0 : variance));
+    // Rounding below zero, and of the pages' own figures beyond what f16 holds, is cut off; a NaN
+    // is not.
+    const double deviation = std::sqrt(variance < 0 ? 0.0 : variance);
+    merged.deviation[c] = static_cast<float>(deviation > kLargestF16 ? kLargestF16 : deviation);
   }
   return merged;
 }

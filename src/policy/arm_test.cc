@@ -98,6 +98,8 @@ TEST(Arm, TheFirstLayersAreDenseWhereNothingElseProtectsThem) {
   EXPECT_THAT(ParseArm("select=sketch,residual=sketch").resolved,
               testing::HasSubstr("dense_layers=0"));
   EXPECT_THAT(ParseArm("select=sketch,mass=0.9").resolved, testing::HasSubstr("dense_layers=0"));
+  EXPECT_THAT(ParseArm("select=sketch,mass=0.9,cap=512").resolved,
+              testing::HasSubstr("dense_layers=2"));
 }
 
 TEST(Arm, WrongPoliciesAndParametersOfferTheNearest) {

@@ -14,15 +14,17 @@ PlaneSet StoredSummaryPlanes() { return {Plane::kKeyMean, Plane::kKeyDeviation, 
 void LoadStoredSummary(const PagedKv& kv, int64_t page, int kv_head, PageSummary* summary) {
   const PageLayout& layout = *kv.layout;
   const auto dim = static_cast<size_t>(layout.head_dim);
+  std::vector<float> rows(4 * dim);
+  size_t n_rows = 0;
   const auto load = [&](Plane plane, int row) {
-    std::vector<float> values(dim);
+    const std::span<float> values = std::span(rows).subspan(n_rows++ * dim, dim);
     LoadKeyStatistics(kv, plane, row, page, kv_head, values);
     return values;
   };
-  const std::vector<float> mean = load(Plane::kKeyMean, 0);
-  const std::vector<float> deviation = load(Plane::kKeyDeviation, 0);
-  const std::vector<float> low = load(Plane::kKeyBox, 0);
-  const std::vector<float> high = load(Plane::kKeyBox, 1);
+  const std::span<const float> mean = load(Plane::kKeyMean, 0);
+  const std::span<const float> deviation = load(Plane::kKeyDeviation, 0);
+  const std::span<const float> low = load(Plane::kKeyBox, 0);
+  const std::span<const float> high = load(Plane::kKeyBox, 1);
   // Means and deviations were computed in double, from G keys, and rounded to the nearest f16 by
   // way of f32, whose spacing is 2^-13 of that of f16 or less. The mean is off by at most G
   // roundings of the largest key as well; a deviation around such a mean by as much, and by G

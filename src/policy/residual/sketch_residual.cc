@@ -62,8 +62,8 @@ std::unique_ptr<ResidualEstimator> MakeSketchResidual(int key_bits, Params& para
           "residual=sketch weighs each token by the selector's sketch of its key: use it with "
           "select=sketch");
   }
-  // Four bits and a tail of 2 % read fewer bytes than two bits and 0.2 %, and stay three times as
-  // close to dense (docs/benchmarks.md).
+  // Four bits and a tail of 1 to 3 % read about as many bytes as two bits and 0.2 %, and stay three
+  // times as close to dense (docs/benchmarks.md).
   const int bits = std::stoi(params.Choice("bits", "4", {"2", "4"}));
   return std::make_unique<SketchResidual>(key_bits, bits, params.Number("tail", 0.02, 0, 1));
 }

@@ -100,8 +100,8 @@ ReadRule ReadRule::FromParams(Params& params, bool sparse_everywhere) {
   rule.recent = params.Int("recent", by_fraction ? 1 : 64, 1, kManyTokens);
   rule.tail = params.Int("tail", by_fraction ? 16 : 0, 0, kManyTokens);
   rule.gen_exact = params.Int("gen_exact", 1024, 0, kManyTokens);
-  // A target of mass reads as much of the diffuse first layers as they need.
-  rule.dense_layers = DenseLayers(params, sparse_everywhere || rule.mass > 0);
+  // A target of mass without a cap reads as much of the diffuse first layers as they need.
+  rule.dense_layers = DenseLayers(params, sparse_everywhere || (rule.mass > 0 && rule.cap == 0));
   return rule;
 }
 

@@ -53,6 +53,25 @@ TEST(TopIndices, AgreesWithAFullSort) {
   }
 }
 
+TEST(TopFloatIndices, AgreesWithTopIndices) {
+  constexpr auto kInf = std::numeric_limits<float>::infinity();
+  constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kSpecial[] = {0.0f, -0.0f, 1e-45f, -1e-45f, 65504.0f, -3e38f, 3e38f,
+                                kInf, -kInf, kNan,   -kNan,   1.0001f,  1.0002f};
+  Rng rng(3);
+  for (int trial = 0; trial < 500; ++trial) {
+    std::vector<float> scores(rng.Below(70));
+    for (float& x : scores) {
+      x = rng.Below(3) == 0 ? kSpecial[rng.Below(std::size(kSpecial))]
+                            : static_cast<float>(rng.Below(9)) - 4;
+    }
+    const std::vector<double> wide(scores.begin(), scores.end());
+    for (int64_t k = -1; k <= std::ssize(scores) + 1; ++k) {
+      EXPECT_EQ(TopFloatIndices(scores, k), TopIndices(wide, k));
+    }
+  }
+}
+
 TEST(TopTwoGap, OfFewScores) {
   EXPECT_EQ(TopTwoGap({}), kInfinity);
   EXPECT_EQ(TopTwoGap(std::vector<double>{2}), kInfinity);
