@@ -207,6 +207,12 @@ TEST_F(SparseDecodeTest, FlatMassWidensAndThenReadsEverything) {
   EXPECT_EQ(all.out, Dense(*layer));
 }
 
+TEST_F(SparseDecodeTest, ABudgetBeyondTheCascadesPagesFollowsTheSummary) {
+  const auto layer = RandomLayer(9);
+  EXPECT_EQ(Attend("select=cascade,P=1,budget=320", *layer).out,
+            Attend("select=meanstd,budget=320", *layer).out);
+}
+
 // Also where the selector looks at no summary and cannot notice.
 TEST_F(SparseDecodeTest, AKeyThatF16CannotHoldMakesItsHeadReadEverything) {
   auto layer = NewLayer(8);

@@ -133,7 +133,9 @@ std::string SparseLine(const AttentionAccount& a) {
                         Percent(errors.relative, n),
                         Percent(static_cast<double>(errors.AllVacuous()), n));
   }
-  if (a.mass_heads == 0 && statements.intervals == 0) line += "; the unread mass is not known";
+  if (a.mass_heads == 0 && statements.intervals == 0 && a.tokens_read < a.tokens_resident) {
+    line += "; the unread mass is not known";
+  }
   return line + "\n";
 }
 

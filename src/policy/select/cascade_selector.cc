@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <limits>
+#include <cmath>
 #include <utility>
 
 #include "ops/page_planes.h"
@@ -12,10 +12,13 @@
 namespace winnow {
 namespace {
 
-constexpr float kNoMass = -std::numeric_limits<float>::infinity();
+// What the pages that are left out weigh together, of those that were looked at, in log mass: next
+// to nothing, and yet numbers, so that a budget beyond the P pages takes them in the summary's
+// order.
+constexpr float kOfLeftOut = -60;
 
 // A summary of every page, then the sketch of the P best of each KV head. What the summary leaves
-// out has no mass.
+// out ranks behind them.
 class CascadeSelector : public ScanningSelector {
  public:
   CascadeSelector(SummaryRouter router, int64_t n_pages, int bits)
@@ -45,7 +48,7 @@ class CascadeSelector : public ScanningSelector {
     for (Head& head : heads_) queries_.push_back(head.subset.Query(step));
     SketchScan(*step.pool, queries_, step.params, bits_, workspace_, bytes_read);
     step.pool->ForEach(std::ssize(heads_),
-                       [&](int64_t h, int /*thread*/) { WriteBack(step, heads_[h].subset); });
+                       [&](int64_t h, int /*thread*/) { WriteBack(step, heads_[h]); });
   }
 
  private:
@@ -55,20 +58,31 @@ class CascadeSelector : public ScanningSelector {
     PageSubset subset;
   };
 
-  static void WriteBack(const LayerStep& step, const PageSubset& subset) {
+  static void WriteBack(const LayerStep& step, const Head& head) {
+    const PageSubset& subset = head.subset;
     const PageMasses masses = MassesOf(step.masses[subset.query], step, subset.kv_head);
     const size_t n = subset.pages.size();
     const int group = step.params.query_heads / step.queries[0].kv.layout->kv_heads;
     for (int r = 0; r < group; ++r) {
       float* max = masses.max + r * masses.stride;
       float* sum = masses.sum + r * masses.stride;
-      std::fill_n(max, masses.n_pages, kNoMass);
-      std::fill_n(sum, masses.n_pages, 0.0f);
+      // Until now the summary's masses stand there.
+      const float shift = LogTotal(subset.max.data() + r * n, subset.sum.data() + r * n, n) -
+                          head.best.log_totals()[r] + kOfLeftOut;
+      for (int64_t page = 0; page < masses.n_pages; ++page) max[page] += shift;
       for (size_t i = 0; i < n; ++i) {
         max[subset.pages[i]] = subset.max[r * n + i];
         sum[subset.pages[i]] = subset.sum[r * n + i];
       }
     }
+  }
+
+  // log Σ sum·e^max of at least one page.
+  static float LogTotal(const float* max, const float* sum, size_t n) {
+    const float largest = *std::max_element(max, max + n);
+    float total = 0;
+    for (size_t i = 0; i < n; ++i) total += sum[i] * std::exp(max[i] - largest);
+    return largest + std::log(total);
   }
 
   SummaryRouter router_;

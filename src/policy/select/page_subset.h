@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "policy/select/selector.h"
@@ -14,6 +15,8 @@ class BestPages {
   // The `k` best pages of a KV head's masses, ascending. Shares that are not finite have no order:
   // then all pages, so that whoever looks at them notices.
   std::vector<int64_t> Of(const PageMasses& masses, int group, int64_t k);
+  // Of those masses, as PageShares gives them [R].
+  std::span<const float> log_totals() const { return log_totals_; }
 
  private:
   std::vector<float> shares_;      // [R, pages]

@@ -48,9 +48,10 @@ std::unique_ptr<Selector> MakeVashista(Params& params) {
   // Of the paper's sweep (its Table 3: K_c of 64, 128, 192) the middle.
   const int64_t candidates = params.Int("Kc", 128, 0, int64_t{1} << 30);
   if (params.Has("P")) {
-    if (params.Has("mass")) {
-      Throw(ErrorKind::kUsage, "{}: P and mass contradict each other: one of them",
-            params.policy());
+    for (const char* other : {"mass", "fraction"}) {
+      if (!params.Has(other)) continue;
+      Throw(ErrorKind::kUsage, "{}: P and {} contradict each other: one of them", params.policy(),
+            other);
     }
     // The paper's P pages are a budget; one way to say it keeps equal arms equal.
     const int64_t pages = params.Int("P", 1, 1, int64_t{1} << 24);
