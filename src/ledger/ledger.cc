@@ -26,7 +26,7 @@ ordered_json SolverJson(const SolverAccount& s) {
 }
 
 ordered_json StatementsJson(const KindCounts& statements) {
-  ordered_json json;
+  ordered_json json = ordered_json::object();
   for (int kind = 0; kind < KindCounts::kKinds; ++kind) {
     if (statements.by_kind[kind] == 0) continue;
     json[std::string(KindName(static_cast<StatementKind>(kind)))] = {
