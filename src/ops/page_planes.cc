@@ -13,7 +13,6 @@
 namespace winnow {
 namespace {
 
-constexpr float kLargestF16 = 65504;
 constexpr uint16_t kNan = 0x7e00;
 constexpr int kLaneBytes = 4;
 constexpr int kLineBytes = kSketchLanes * kLaneBytes;
@@ -166,14 +165,17 @@ void WriteKeyStatistics(const PageLayout& layout, int head, const float* keys, s
     std::memset(begin, 0, layout.PlaneBytes(plane));
     return begin;
   };
-  std::vector<float> row(layout.head_dim);
-  if (layout.planes.Has(Plane::kKeyMean)) {
-    Moments(layout, keys, row.data(), nullptr);
-    StoreRowCpu(DType::kF16, row.data(), layout.head_dim, cleared(Plane::kKeyMean));
-  }
-  if (layout.planes.Has(Plane::kKeyDeviation)) {
-    Moments(layout, keys, nullptr, row.data());
-    StoreRowCpu(DType::kF16, row.data(), layout.head_dim, cleared(Plane::kKeyDeviation));
+  const bool with_mean = layout.planes.Has(Plane::kKeyMean);
+  const bool with_deviation = layout.planes.Has(Plane::kKeyDeviation);
+  if (with_mean || with_deviation) {
+    std::vector<float> mean(layout.head_dim);
+    std::vector<float> deviation(layout.head_dim);
+    Moments(layout, keys, mean.data(), with_deviation ? deviation.data() : nullptr);
+    const auto store = [&](Plane plane, const std::vector<float>& row) {
+      StoreRowCpu(DType::kF16, row.data(), layout.head_dim, cleared(plane));
+    };
+    if (with_mean) store(Plane::kKeyMean, mean);
+    if (with_deviation) store(Plane::kKeyDeviation, deviation);
   }
   if (layout.planes.Has(Plane::kKeyBox)) WriteBox(layout, keys, cleared(Plane::kKeyBox));
 }

@@ -28,6 +28,8 @@
 
 namespace winnow {
 
+inline constexpr float kLargestF16 = 65504;
+
 // The sketch of keys (values) at that many bits. CHECKs that there is one.
 Plane KeySketchPlane(int bits);
 Plane ValueSketchPlane(int bits);

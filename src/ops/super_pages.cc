@@ -10,8 +10,6 @@
 namespace winnow {
 namespace {
 
-constexpr double kLargestF16 = 65504;
-
 struct Moments {
   std::vector<float> mean, deviation;  // [P]
 };
@@ -42,7 +40,7 @@ Moments MergeMoments(const PagedKv& pages, int64_t first, int head, bool with_de
     // Rounding below zero, and of the pages' own figures beyond what f16 holds, is cut off; a NaN
     // is not.
     const double deviation = std::sqrt(variance < 0 ? 0.0 : variance);
-    merged.deviation[c] = static_cast<float>(deviation > kLargestF16 ? kLargestF16 : deviation);
+    merged.deviation[c] = deviation > kLargestF16 ? kLargestF16 : static_cast<float>(deviation);
   }
   return merged;
 }
