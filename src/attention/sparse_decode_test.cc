@@ -292,7 +292,7 @@ TEST_F(SparseDecodeTest, TheAccountCountsTokensAndBytes) {
   // Page 0 holds the sinks; (1290 − 64)/32 = 38, so 74 tokens from page 38 on are kept as recent.
   EXPECT_EQ(account.tokens_read, 32 + 64 + 74);
   EXPECT_EQ(account.tokens_resident, kTokens);
-  const auto scan_bytes = static_cast<int64_t>(SketchFormat(layer->layout(), 4).scan_bytes());
+  const auto scan_bytes = static_cast<int64_t>(SketchFormat(layer->layout(), 4).bytes);
   EXPECT_EQ(account.bytes_scanned, 40 * kKvHeads * scan_bytes);
   EXPECT_EQ(account.bytes_estimated, 35 * kKvHeads * scan_bytes);
   EXPECT_EQ(account.bytes_read, layer->layout().TokenBytes(account.tokens_read) +

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "ops/page_planes.h"
 #include "ops/rows_cpu-inl.h"
 
 #if HWY_ARCH_X86
@@ -76,20 +77,6 @@ HWY_INLINE __m512i AddByteProducts(__m512i sum, __m512i unsigned_bytes, __m512i 
 }
 #endif
 
-// Stores the nearest integers of values in [-127, 127] as bytes and returns them.
-HWY_INLINE VF32 StoreRoundedToBytes(VF32 values, int8_t* to) {
-#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-  const __m512i rounded = _mm512_cvtps_epi32(values.raw);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(rounded));
-  return VF32{_mm512_cvtepi32_ps(rounded)};
-#else
-  const hn::Rebind<int8_t, F32> i8;
-  const auto rounded = hn::NearestInt(values);
-  hn::StoreU(hn::DemoteTo(i8, rounded), i8, to);
-  return hn::ConvertTo(F32(), rounded);
-#endif
-}
-
 // Stores the nearest integers of values in [0, 255] as bytes.
 HWY_INLINE void StoreRoundedToUnsigned(VF32 values, uint8_t* to) {
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
@@ -101,48 +88,129 @@ HWY_INLINE void StoreRoundedToUnsigned(VF32 values, uint8_t* to) {
 #endif
 }
 
-// The larger magnitude, without sign.
-HWY_INLINE VF32 MaxMagnitude(VF32 a, VF32 b) {
+// units[r] for four heads, of which kHeads are used: powers of two of which no product q_c·step_c
+// of a head has more than 127, by largest_q[r][group]·largest_step[group] (ops/page_planes.h).
+template <size_t kHeads>
+HWY_INLINE void StoreFactorUnits(const std::byte* largest_steps, const float* largest_q,
+                                 float* units) {
+  const F32 f32;
+  VF32 bounds[kMaxHeadBlock];
+  HWY_UNROLL(4)
+  for (VF32& bound : bounds) bound = hn::Zero(f32);
+  for (size_t i = 0; i < SketchFormat::kStepGroups; i += kLanes) {
+    const VF32 step = F16Row::Load(largest_steps, i);
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kHeads; ++r) {
+      const VF32 q = hn::LoadU(f32, largest_q + r * SketchFormat::kStepGroups + i);
+      bounds[r] = hn::Max(bounds[r], hn::Mul(q, step));
+    }
+  }
+  float levels[kMaxHeadBlock];
+  StoreReduced4(f32, bounds[0], bounds[1], bounds[2], bounds[3], MaxOp(), levels);
+  // Rounded up to a power of two through the exponent: the bound is itself rounded, and of zeros
+  // there is a unit too.
+  const hn::CappedTag<float, kMaxHeadBlock> of_heads;
+  const hn::RebindToUnsigned<decltype(of_heads)> bits;
+  const auto least =
+      hn::Max(hn::Mul(hn::LoadU(of_heads, levels), hn::Set(of_heads, 1.00001f / 127)),
+              hn::Set(of_heads, 0x1p-100f));
+  const auto up = hn::Add(hn::BitCast(bits, least), hn::Set(bits, 0x7fffffU));
+  hn::StoreU(hn::BitCast(of_heads, hn::And(up, hn::Set(bits, 0xff800000U))), of_heads, units);
+}
+
+// A number plus so many units is rounded to whole ones, and if these are within ±127, the lowest
+// byte of the sum holds them.
+inline constexpr float kRounder = 0x1.8p23f;
+// The same for the second lowest byte, to within a 256th of a unit more.
+inline constexpr float kRounderOfSecond = 0x1.8p15f + 0.5f;
+
+// What rounds the factors of one head, and the sums of them.
+struct FactorRounder {
+  HWY_INLINE void Set(float unit) {
+    lowest = hn::Set(F32(), kRounder * unit);
+    sum = hn::Zero(F32());
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-  constexpr int kLargerMagnitudeWithoutSign = 0b1011;
-  return VF32{_mm512_range_ps(a.raw, b.raw, kLargerMagnitudeWithoutSign)};
+    second = hn::Set(F32(), kRounderOfSecond * unit);
+    numbers = _mm512_setzero_si512();
+#endif
+  }
+  // Partial sums of what was stored, times the unit.
+  HWY_INLINE VF32 Sum([[maybe_unused]] float unit) const {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+    return hn::MulAdd(VF32{_mm512_cvtepi32_ps(numbers)}, hn::Set(F32(), unit), sum);
 #else
-  return hn::Max(a, hn::Abs(b));
+    return sum;
+#endif
+  }
+
+  VF32 lowest;
+  VF32 sum;
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  VF32 second;
+  __m512i numbers;
+#endif
+};
+
+// Stores q·step in whole units for kLanes channels.
+HWY_INLINE void StoreRounded(VF32 q, VF32 step, FactorRounder& rounder, int8_t* to) {
+  const VF32 rounded = hn::MulAdd(q, step, rounder.lowest);
+  rounder.sum = hn::Add(rounder.sum, hn::Sub(rounded, rounder.lowest));
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm512_cvtepi32_epi8(_mm512_castps_si512(rounded.raw)));
+#else
+  const hn::RebindToSigned<F32> i32;
+  const hn::Rebind<int8_t, F32> i8;
+  const auto numbers = hn::Sub(hn::BitCast(i32, rounded), hn::BitCast(i32, rounder.lowest));
+  hn::StoreU(hn::DemoteTo(i8, numbers), i8, to);
 #endif
 }
 
-// Stores the nearest integers of factor·values[0..n) (in [-127, 127]; n a multiple of 16) as bytes
-// and returns partial sums of them.
-HWY_INLINE VF32 StoreRoundedRow(const float* values, VF32 factor, size_t n, int8_t* to) {
-  const F32 f32;
-  size_t i = 0;
-  VF32 sum = hn::Zero(f32);
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-  __m512i total = _mm512_setzero_si512();
-  // Packing works within blocks of 128 bits; then the blocks' parts are put in order.
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  for (; i + 64 <= n; i += 64) {
-    __m512i part[4];
-    HWY_UNROLL(4)
-    for (size_t j = 0; j < 4; ++j) {
-      part[j] = _mm512_cvtps_epi32(hn::Mul(factor, hn::LoadU(f32, values + i + 16 * j)).raw);
-#if HWY_TARGET == HWY_AVX3
-      total = _mm512_add_epi32(total, part[j]);
+// Byte i of each of four quarters, one after the other.
+struct QuarterBytes {
+  constexpr QuarterBytes() {
+    for (int i = 0; i < 64; ++i) places[i] = static_cast<uint8_t>(i % 16 * 4 + i / 16);
+  }
+  alignas(64) uint8_t places[64] = {};
+};
+inline constexpr QuarterBytes kQuarterBytes;
 #endif
-    }
-    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(part[0], part[1]),
-                                             _mm512_packs_epi32(part[2], part[3]));
+
+// The same for 4·kLanes channels.
+HWY_INLINE void StoreFourRounded(const VF32 (&q)[4], const VF32 (&step)[4], FactorRounder& rounder,
+                                 int8_t* to) {
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
+  // A byte of each vector becomes one lane, then bytes are put in order: narrowing instructions
+  // would take twice the time.
+  constexpr int kFirstWhereMaskElseSecond = 0xca;
+  const auto pair = [&](size_t j) HWY_ATTR {
+    return _mm512_ternarylogic_epi32(
+        _mm512_set1_epi32(0xff), _mm512_castps_si512(hn::MulAdd(q[j], step[j], rounder.lowest).raw),
+        _mm512_castps_si512(hn::MulAdd(q[j + 1], step[j + 1], rounder.second).raw),
+        kFirstWhereMaskElseSecond);
+  };
+  const __m512i four =
+      _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), pair(0), _mm512_slli_epi32(pair(2), 16),
+                                kFirstWhereMaskElseSecond);
 #if HWY_TARGET == HWY_AVX3_DL
-    total = AddByteProducts(total, _mm512_set1_epi8(1), bytes);
+  const __m512i bytes = _mm512_permutexvar_epi8(_mm512_load_si512(kQuarterBytes.places), four);
+  rounder.numbers = AddByteProducts(rounder.numbers, _mm512_set1_epi8(1), bytes);
+#else
+  // Within each 128 bits, then the parts of these.
+  const __m512i places =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(four, places));
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), bytes);
+  rounder.numbers =
+      _mm512_add_epi32(rounder.numbers, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
-    _mm512_storeu_si512(to + i, _mm512_permutexvar_epi32(order, bytes));
-  }
-  sum = VF32{_mm512_cvtepi32_ps(total)};
+  _mm512_storeu_si512(to, bytes);
+#else
+  HWY_UNROLL(4)
+  for (size_t j = 0; j < 4; ++j) StoreRounded(q[j], step[j], rounder, to + j * kLanes);
 #endif
-  for (; i < n; i += kLanes) {
-    sum = hn::Add(sum, StoreRoundedToBytes(hn::Mul(factor, hn::LoadU(f32, values + i)), to + i));
-  }
-  return sum;
 }
 
 // sums[r * stride + lane] = Σ_row code[lane][row]·factors[r * factor_stride + row] for one group of

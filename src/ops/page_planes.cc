@@ -84,8 +84,8 @@ void SketchChannel(const PageLayout& layout, const float* values, int bits, bool
   const auto base = static_cast<double>(FromF16(minimum));
   const uint16_t step = finite ? RoundF16((high - base) / max_code, true) : kNan;
   const auto unit = static_cast<double>(FromF16(step));
-  std::memcpy(plane + 2 * channel, &minimum, sizeof(minimum));
-  std::memcpy(plane + 2 * (format.dim + channel), &step, sizeof(step));
+  std::memcpy(format.Minima(plane) + 2 * channel, &minimum, sizeof(minimum));
+  std::memcpy(format.Steps(plane) + 2 * channel, &step, sizeof(step));
   if (!finite) {
     std::fill(errors.begin(), errors.end(), std::numeric_limits<double>::quiet_NaN());
     return;
@@ -95,10 +95,22 @@ void SketchChannel(const PageLayout& layout, const float* values, int bits, bool
     const double exact = unit > 0 ? (x - base) / unit : 0;
     const int code = std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
     const CodePlace place = PlaceOf(layout, bits, keys, t, channel);
-    plane[format.code_offset + place.byte] |= static_cast<std::byte>(code << place.shift);
+    format.Codes(plane)[place.byte] |= static_cast<std::byte>(code << place.shift);
     const double error = x - (base + unit * code);
     errors[t] += error * error;
   }
+}
+
+void WriteLargestSteps(const SketchFormat& format, std::byte* plane) {
+  std::vector<uint16_t> steps(format.dim);
+  std::memcpy(steps.data(), format.Steps(plane), format.dim * sizeof(uint16_t));
+  uint16_t largest[SketchFormat::kStepGroups] = {};
+  for (size_t c = 0; c < format.dim; ++c) {
+    // The bits of numbers without sign are in their order, and of NaN above.
+    uint16_t& of_group = largest[c * SketchFormat::kStepGroups / format.dim];
+    of_group = std::max(of_group, steps[c]);
+  }
+  std::memcpy(SketchFormat::LargestSteps(plane), largest, sizeof(largest));
 }
 
 // values [G, D]: the keys or values of one head of a full page.
@@ -110,18 +122,19 @@ void WriteSketch(const PageLayout& layout, const float* values, int bits, bool k
   for (int64_t c = 0; c < layout.head_dim; ++c) {
     SketchChannel(layout, values + c, bits, keys, c, plane, errors);
   }
+  WriteLargestSteps(format, plane);
   double largest = 0;
   for (double error : errors) largest = std::isnan(error) ? error : std::max(largest, error);
   // A relative 1e-12 is far above the rounding of sums of a few hundred doubles.
   const float bound = RoundUpToFloat(std::sqrt(largest) * (1 + 1e-12));
-  std::memcpy(plane + format.error_offset, &bound, sizeof(bound));
+  std::memcpy(plane, &bound, sizeof(bound));
 }
 
 // Makes every score from a sketch of keys NaN, as a key that f16 cannot hold does.
-void SpoilSketch(const SketchFormat& format, std::byte* plane) {
+void SpoilSketch(std::byte* plane) {
   const float error = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(plane, &kNan, sizeof(kNan));
-  std::memcpy(plane + format.error_offset, &error, sizeof(error));
+  std::memcpy(plane, &error, sizeof(error));
+  std::memcpy(SketchFormat::Minima(plane), &kNan, sizeof(kNan));
 }
 
 // Mean and deviation over the page, from double. Either may be null.
@@ -240,13 +253,13 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
     const Plane plane = ValueSketchPlane(bits);
     if (!planes.Has(plane)) continue;
     WriteSketch(layout, values, bits, false, bytes(plane));
-    values_fit = values_fit && !std::isnan(SketchError(layout, bytes(plane), bits));
+    values_fit = values_fit && !std::isnan(SketchError(bytes(plane)));
   }
   for (const int bits : {2, 4, 8}) {
     const Plane plane = KeySketchPlane(bits);
     if (!planes.Has(plane)) continue;
     WriteSketch(layout, keys, bits, true, bytes(plane));
-    if (!values_fit) SpoilSketch(SketchFormat(layout, bits), bytes(plane));
+    if (!values_fit) SpoilSketch(bytes(plane));
   }
   WriteKeyStatistics(layout, head, keys, side);
   if (planes.Has(Plane::kValueMean)) Moments(layout, values, floats(Plane::kValueMean), nullptr);
@@ -311,10 +324,10 @@ void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, b
   for (int64_t c = 0; c < layout.head_dim; ++c) {
     uint16_t minimum;
     uint16_t step;
-    std::memcpy(&minimum, plane + 2 * c, sizeof(minimum));
-    std::memcpy(&step, plane + 2 * (format.dim + c), sizeof(step));
+    std::memcpy(&minimum, format.Minima(plane) + 2 * c, sizeof(minimum));
+    std::memcpy(&step, format.Steps(plane) + 2 * c, sizeof(step));
     const CodePlace place = PlaceOf(layout, bits, keys, slot, c);
-    const auto byte = static_cast<uint8_t>(plane[format.code_offset + place.byte]);
+    const auto byte = static_cast<uint8_t>(format.Codes(plane)[place.byte]);
     const int code = byte >> place.shift & ((1 << bits) - 1);
     row[c] = FromF16(minimum) + FromF16(step) * static_cast<float>(code);
   }
@@ -329,9 +342,9 @@ void LoadKeyStatistics(const PagedKv& kv, Plane plane, int row, int64_t page, in
              std::ssize(values), values.data());
 }
 
-float SketchError(const PageLayout& layout, const std::byte* plane, int bits) {
+float SketchError(const std::byte* plane) {
   float error;
-  std::memcpy(&error, plane + SketchFormat(layout, bits).error_offset, sizeof(error));
+  std::memcpy(&error, plane, sizeof(error));
   return error;
 }
 

@@ -2,9 +2,10 @@
 //
 // A sketch holds, per page and channel, a minimum and a step as f16, so that value ≈ minimum +
 // step·code; the grid covers what it stands for (minimum rounded down, step up), so that a value is
-// off by at most half a step. Its bytes: minimum [P], step [P] (P: channels padded to 16; a padded
-// channel has minimum, step and codes 0), codes in lines of 64 bytes, and one line that begins with
-// a float, the largest ‖x − x̂‖ of the page rounded up.
+// off by at most half a step. Its bytes: a line of 64 with, as a float, the largest ‖x − x̂‖ of the
+// page rounded up and, as f16 from byte 32 on, the largest step of each sixteenth of the channels;
+// minimum [P], step [P] (P: channels padded to 16; a padded channel has minimum, step and codes 0);
+// codes in lines of 64.
 //
 // A line of a key sketch holds 16 tokens × 32/bits channels, one of a value sketch 16 channels ×
 // 32/bits tokens: 16 lanes of four bytes, a byte for each of four neighbours, with those of the
@@ -39,14 +40,35 @@ struct SketchFormat {
   SketchFormat(const PageLayout& layout, int bits_in)
       : bits(bits_in),
         dim(static_cast<size_t>(layout.padded_dim)),
-        code_offset((4 * dim + 63) / 64 * 64),
-        error_offset(code_offset + static_cast<size_t>(layout.slots) * dim * bits / 8) {}
+        grid_bytes(kLineBytes +
+                   (2 * dim * sizeof(uint16_t) + kLineBytes - 1) / kLineBytes * kLineBytes),
+        bytes(grid_bytes + static_cast<size_t>(layout.slots) * dim * bits / 8) {}
+
+  // Where the parts of a plane lie. Byte is std::byte or const std::byte.
+  template <class Byte>
+  static Byte* LargestSteps(Byte* plane) {
+    return plane + kLineBytes - kStepGroups * sizeof(uint16_t);
+  }
+  template <class Byte>
+  static Byte* Minima(Byte* plane) {
+    return plane + kLineBytes;
+  }
+  template <class Byte>
+  Byte* Steps(Byte* plane) const {
+    return plane + kLineBytes + dim * sizeof(uint16_t);
+  }
+  template <class Byte>
+  Byte* Codes(Byte* plane) const {
+    return plane + grid_bytes;
+  }
+
+  static constexpr size_t kLineBytes = 64;
+  // Of neighbouring channels, all of the same size.
+  static constexpr size_t kStepGroups = kSketchLanes;
   int bits;
-  size_t dim;           // P
-  size_t code_offset;   // bytes
-  size_t error_offset;  // bytes
-  // Bytes that a scan reads: all but the error.
-  size_t scan_bytes() const { return error_offset; }
+  size_t dim;         // P
+  size_t grid_bytes;  // before the codes
+  size_t bytes;
 };
 
 // Writes the planes of the pages of `layer` that hold a token of [first, end) and are full. Does
@@ -64,6 +86,6 @@ void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, b
 void LoadKeyStatistics(const PagedKv& kv, Plane plane, int row, int64_t page, int head,
                        std::span<float> values);
 // Largest ‖x − x̂‖ of the page.
-float SketchError(const PageLayout& layout, const std::byte* plane, int bits);
+float SketchError(const std::byte* plane);
 
 }  // namespace winnow

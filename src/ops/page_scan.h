@@ -47,6 +47,7 @@ struct PageScanQuery {
 // A run of pages with all KV heads of its query, whose planes lie side by side: read in this order
 // they are one stream.
 struct PageScanTask {
+  int64_t query = 0;  // its index
   const PagedKv* kv = nullptr;
   int first_head = 0;  // KV head
   int n_heads = 0;
@@ -76,7 +77,8 @@ struct PageScanItem {
 };
 
 struct PageScanWorkspace {
-  AlignedBuffer<float> q;  // scaled queries
+  AlignedBuffer<float> q;          // scaled queries
+  AlignedBuffer<float> largest_q;  // of a sketch scan: [queries, H, 16]
   AlignedBuffer<int64_t> first_task;
 };
 
@@ -125,7 +127,8 @@ int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
     const int64_t i = std::upper_bound(first_task, first_task + n_queries, index) - first_task - 1;
     const PageScanQuery& query = queries[i];
     const int64_t begin = (index - first_task[i]) * pages_of_run(query);
-    run(PageScanTask{.kv = &query.kv,
+    run(PageScanTask{.query = i,
+                     .kv = &query.kv,
                      .first_head = query.first_head,
                      .n_heads = HeadsOf(query),
                      .begin_page = begin,

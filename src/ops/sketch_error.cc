@@ -11,8 +11,7 @@ void SketchErrors(ThreadPool& pool, std::span<const PageScanQuery> queries,
   if (queries.empty()) return;
   const SketchFormat format(*queries[0].kv.layout, bits);
   const int64_t n_pages = ScanSketches(pool, queries, params, format, workspace, SketchErrorsCpu);
-  // Minimum and step, and the line that holds the error.
-  if (bytes_read != nullptr) *bytes_read += n_pages * static_cast<int64_t>(4 * format.dim + 64);
+  if (bytes_read != nullptr) *bytes_read += n_pages * static_cast<int64_t>(format.grid_bytes);
 }
 
 }  // namespace winnow

@@ -37,8 +37,8 @@ void LoadPage(const std::byte* plane, const SketchFormat& format, PageRows& rows
   const F32 f32;
   const VF32 max_code = hn::Set(f32, static_cast<float>((1 << format.bits) - 1));
   for (size_t i = 0; i < format.dim; i += kLanes) {
-    const VF32 minimum = F16Row::Load(plane, i);
-    const VF32 step = F16Row::Load(plane + 2 * format.dim, i);
+    const VF32 minimum = F16Row::Load(SketchFormat::Minima(plane), i);
+    const VF32 step = F16Row::Load(format.Steps(plane), i);
     const VF32 width = hn::Mul(step, max_code);
     hn::Store(step, f32, rows.step + i);
     hn::Store(hn::Max(hn::Abs(minimum), hn::Abs(hn::Add(minimum, width))), f32, rows.largest + i);
@@ -51,29 +51,26 @@ struct PageErrors {
   float magnitude;
 };
 
-// q [dim], scaled. `norm_error`: ‖q‖·‖k − k̂‖. `in_bytes`: the scan rounds its factors.
+// q [dim], scaled. `norm_error`: ‖q‖·‖k − k̂‖. `unit`: what the scan rounds its factors to; 0 if it
+// does not.
 PageErrors ErrorsOfHead(const PageRows& rows, const float* q, const SketchFormat& format,
-                        float norm_error, bool in_bytes) {
+                        float norm_error, float unit) {
   const F32 f32;
   VF32 steps = hn::Zero(f32);
   VF32 largest = hn::Zero(f32);
   VF32 spread = hn::Zero(f32);
-  VF32 level = hn::Zero(f32);
   for (size_t i = 0; i < format.dim; i += kLanes) {
     const VF32 weight = hn::Abs(hn::LoadU(f32, q + i));
-    const VF32 of_step = hn::Mul(weight, hn::Load(f32, rows.step + i));
-    steps = hn::Add(steps, of_step);
-    level = hn::Max(level, of_step);
+    steps = hn::MulAdd(weight, hn::Load(f32, rows.step + i), steps);
     largest = hn::MulAdd(weight, hn::Load(f32, rows.largest + i), largest);
     spread = hn::MulAdd(weight, hn::Load(f32, rows.spread + i), spread);
   }
   const auto dim = static_cast<float>(format.dim);
   const float of_spread = hn::GetLane(hn::SumOfLanes(f32, spread));
   float error = std::min(hn::GetLane(hn::SumOfLanes(f32, steps)) / 2, norm_error);
-  // Factors are rounded to 127 levels, of which the part that meets codes off their centre is
-  // neglected (sketch_scan_cpu.cc).
-  const float centre = static_cast<float>((1 << format.bits) - 1) / 2;
-  if (in_bytes) error += 0.5001f * dim * centre * hn::GetLane(hn::MaxOfLanes(f32, level)) / 127;
+  // Of the rounding of factors, by half a unit or a little more, the part that meets codes off
+  // their centre is neglected (sketch_scan_cpu.cc).
+  error += 0.51f * unit * dim * static_cast<float>((1 << format.bits) - 1) / 2;
   // Products and sums of `dim` channels, of the offset, and factors of log2(e) and ln(2).
   error += (dim + 16) * kUnit * of_spread;
   // Minima of what is not a number may lose it; the sum keeps it.
@@ -87,7 +84,8 @@ float Norm(const float* q, size_t dim) {
   return std::sqrt(squares);
 }
 
-void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& format) {
+void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& format,
+               const float* largest_q) {
   const bool in_bytes = format.bits == 2   ? kHasByteProducts<2>
                         : format.bits == 4 ? kHasByteProducts<4>
                                            : kHasByteProducts<8>;
@@ -96,16 +94,21 @@ void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& f
     norms[row] = Norm(task.q + row * format.dim, format.dim);
   }
   PageRows rows;
+  float units[kMaxHeadBlock] = {};
   for (int64_t i = 0; i < task.size(); ++i) {
     const PageScanItem item(task, i);
     const std::byte* plane = item.PlaneOf(task, plane_kind);
     LoadPage(plane, format, rows);
-    const float sketch_error = SketchError(*task.kv->layout, plane, format.bits);
+    const float sketch_error = SketchError(plane);
     for (int r = 0; r < task.group_heads; ++r) {
       const auto row = static_cast<size_t>(item.head) * task.group_heads + r;
       const int64_t at = item.MassIndex(task) + r * task.masses.stride;
+      if (in_bytes) {
+        StoreFactorUnits<1>(SketchFormat::LargestSteps(plane),
+                            largest_q + row * SketchFormat::kStepGroups, units);
+      }
       const PageErrors errors = ErrorsOfHead(rows, task.q + row * format.dim, format,
-                                             norms[row] * sketch_error, in_bytes);
+                                             norms[row] * sketch_error, units[0]);
       task.masses.max[at] = errors.log_mass;
       task.masses.sum[at] = errors.magnitude;
     }
@@ -121,8 +124,9 @@ namespace winnow {
 
 HWY_EXPORT(ErrorTask);
 
-void SketchErrorsCpu(const PageScanTask& task, Plane plane, const SketchFormat& format) {
-  HWY_DYNAMIC_DISPATCH(ErrorTask)(task, plane, format);
+void SketchErrorsCpu(const PageScanTask& task, Plane plane, const SketchFormat& format,
+                     const float* largest_q) {
+  HWY_DYNAMIC_DISPATCH(ErrorTask)(task, plane, format, largest_q);
 }
 
 }  // namespace winnow

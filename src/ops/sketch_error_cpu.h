@@ -1,11 +1,10 @@
 // The CPU kernel of the bounds of sketched masses.
 #pragma once
 
-#include "ops/page_planes.h"
-#include "ops/page_scan.h"
+#include "ops/sketch_scan_cpu.h"
 
 namespace winnow {
 
-void SketchErrorsCpu(const PageScanTask& task, Plane plane, const SketchFormat& format);
+SketchKernel SketchErrorsCpu;
 
 }  // namespace winnow

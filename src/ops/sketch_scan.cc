@@ -1,9 +1,33 @@
 #include "ops/sketch_scan.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/check.h"
 #include "ops/sketch_scan_cpu.h"
 
 namespace winnow {
+namespace {
+
+// [n_heads, 16] of q [n_heads, D], scaled, which is padded to P: the largest |q_c| of each
+// sixteenth of P.
+void LargestOfGroups(const float* q, int64_t n_heads, int64_t dim, int64_t padded, float scale,
+                     float* largest) {
+  constexpr int64_t kGroups = SketchFormat::kStepGroups;
+  const int64_t width = padded / kGroups;
+  for (int64_t head = 0; head < n_heads; ++head, q += dim) {
+    for (int64_t group = 0; group < kGroups; ++group) {
+      const int64_t end = std::min((group + 1) * width, dim);
+      float of_group = 0;
+      for (int64_t c = group * width; c < end; ++c) {
+        of_group = std::max(of_group, std::abs(q[c]));
+      }
+      *largest++ = of_group * std::abs(scale);
+    }
+  }
+}
+
+}  // namespace
 
 int64_t ScanSketches(ThreadPool& pool, std::span<const PageScanQuery> queries,
                      const DecodeAttentionParams& params, const SketchFormat& format,
@@ -11,8 +35,17 @@ int64_t ScanSketches(ThreadPool& pool, std::span<const PageScanQuery> queries,
   const Plane plane = KeySketchPlane(format.bits);
   WINNOW_CHECK(queries[0].kv.layout->planes.Has(plane), "the pages have no sketch of {} bits",
                format.bits);
-  return ScanPages(pool, queries, params, workspace,
-                   [&](const PageScanTask& task) { kernel(task, plane, format); });
+  const PageLayout& layout = *queries[0].kv.layout;
+  const int64_t group = params.query_heads / layout.kv_heads;
+  const int64_t stride = params.query_heads * int64_t{SketchFormat::kStepGroups};
+  workspace.largest_q.Resize(std::ssize(queries) * stride);
+  for (int64_t i = 0; i < std::ssize(queries); ++i) {
+    LargestOfGroups(queries[i].q, HeadsOf(queries[i]) * group, layout.head_dim, layout.padded_dim,
+                    params.scale, workspace.largest_q.data() + i * stride);
+  }
+  return ScanPages(pool, queries, params, workspace, [&](const PageScanTask& task) {
+    kernel(task, plane, format, workspace.largest_q.data() + task.query * stride);
+  });
 }
 
 void SketchScan(ThreadPool& pool, std::span<const PageScanQuery> queries,
@@ -21,7 +54,7 @@ void SketchScan(ThreadPool& pool, std::span<const PageScanQuery> queries,
   if (queries.empty()) return;
   const SketchFormat format(*queries[0].kv.layout, bits);
   const int64_t n_pages = ScanSketches(pool, queries, params, format, workspace, SketchScanCpu);
-  if (bytes_read != nullptr) *bytes_read += n_pages * static_cast<int64_t>(format.scan_bytes());
+  if (bytes_read != nullptr) *bytes_read += n_pages * static_cast<int64_t>(format.bytes);
 }
 
 }  // namespace winnow

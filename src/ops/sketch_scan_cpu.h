@@ -6,11 +6,14 @@
 
 namespace winnow {
 
-void SketchScanCpu(const PageScanTask& task, Plane plane, const SketchFormat& format);
+// Of a task and largest_q [n_heads, R, 16], the largest |q_c| of each sixteenth of a query head's
+// channels.
+using SketchKernel = void(const PageScanTask& task, Plane plane, const SketchFormat& format,
+                          const float* largest_q);
+SketchKernel SketchScanCpu;
 
 // Runs a kernel over the key sketches of every query's pages, at least one query. Returns the
 // pages, summed over KV heads.
-using SketchKernel = void(const PageScanTask& task, Plane plane, const SketchFormat& format);
 int64_t ScanSketches(ThreadPool& pool, std::span<const PageScanQuery> queries,
                      const DecodeAttentionParams& params, const SketchFormat& format,
                      PageScanWorkspace& workspace, SketchKernel* kernel);

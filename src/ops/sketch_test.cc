@@ -114,16 +114,18 @@ std::vector<double> SketchScores(const Context& context, int bits, int query_hea
   return scores;
 }
 
-// How far the kernel's scores may be from the sketch's: the query is rounded to 127 levels of its
-// largest product q·step, so each channel is off by at most half a level times the largest code
-// (centred); floats add 1e-4 of the scores' scale.
+// How far the kernel's scores may be from the sketch's: products q·step are rounded to units, of
+// which the largest q and step of some sixteenth of the channels have more than 63; so each channel
+// is off by at most half a unit times the largest code (centred). Floats add 1e-5 of the scores'
+// scale.
 double ScoreTolerance(const Context& context, int bits, int query_head, int64_t page) {
   const Shape& shape = context.shape;
   const std::byte* plane =
       context.View().PlaneOf(KeySketchPlane(bits), page, query_head / shape.group);
   std::vector<float> low(shape.dim);
-  double largest = 0;
   double scale = 0;
+  std::vector<double> largest_q(16);
+  std::vector<double> largest_range(16);
   std::vector<std::vector<float>> rows(shape.slots, std::vector<float>(shape.dim));
   for (int t = 0; t < shape.slots; ++t) {
     LoadSketchRow(context.layout(), plane, bits, true, t, rows[t]);
@@ -136,10 +138,14 @@ double ScoreTolerance(const Context& context, int bits, int query_head, int64_t 
       max = std::max(max, row[c]);
     }
     const double q = std::abs(kScale * context.q[query_head * shape.dim + c]);
-    largest = std::max(largest, q * (max - min));
+    const int sixteenth = c / (context.layout().padded_dim / 16);
+    largest_q[sixteenth] = std::max(largest_q[sixteenth], q);
+    largest_range[sixteenth] = std::max<double>(largest_range[sixteenth], max - min);
     scale += q * std::max(std::abs(min), std::abs(max));
   }
-  const double levels = bits == 8 ? 0 : largest / 254 * shape.dim / 2;
+  double largest = 0;
+  for (int i = 0; i < 16; ++i) largest = std::max(largest, largest_q[i] * largest_range[i]);
+  const double levels = bits == 8 ? 0 : largest / 254 * shape.dim;
   return levels + 1e-5 * scale;
 }
 
@@ -262,7 +268,7 @@ TEST_P(SketchShapes, GridsCoverWhatTheyStandFor) {
           }
           largest = std::max(largest, std::sqrt(squares));
         }
-        const float bound = SketchError(context.layout(), plane, bits);
+        const float bound = SketchError(plane);
         EXPECT_GE(bound * (1 + 1e-5), largest);
         EXPECT_LE(bound, largest * (1 + 1e-3) + 1e-5);
       }
@@ -346,7 +352,7 @@ TEST(Sketch, AValueThatItCannotHoldReachesTheMassOfItsPageAndNoOther) {
       }
     }
     const std::byte* plane = context.View().PlaneOf(KeySketchPlane(bits), 4, 0);
-    EXPECT_TRUE(std::isnan(SketchError(context.layout(), plane, bits)));
+    EXPECT_TRUE(std::isnan(SketchError(plane)));
   }
 }
 
@@ -356,7 +362,7 @@ TEST(Sketch, EqualKeysHaveNoError) {
   const std::vector<float> ones(32 * 64, 1.0f);
   context.Append(ones, ones);
   const std::byte* plane = context.View().PlaneOf(Plane::kKeys4, 1, 0);
-  EXPECT_EQ(SketchError(context.layout(), plane, 4), 0.0f);
+  EXPECT_EQ(SketchError(plane), 0.0f);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ class ValuesCall {
     for (const SketchValuesQuery& query : queries_) {
       for (const EstimatedPages& head : query.heads) n_pages += std::ssize(head.pages);
     }
-    return n_pages * static_cast<int64_t>(format_.scan_bytes());
+    return n_pages * static_cast<int64_t>(format_.bytes);
   }
 
   void RunTask(int64_t index) const {

@@ -112,7 +112,7 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
     const std::byte* plane = kv.PlaneOf(task.plane, task.pages[i], task.head);
     const size_t later = std::min(i + kPagesAhead, task.pages.size() - 1);
     LinesAhead ahead(kv.PlaneOf(task.plane, task.pages[later], task.head));
-    const ValuePage page{plane, plane + 2 * format.dim, plane + format.code_offset,
+    const ValuePage page{format.Minima(plane), format.Steps(plane), format.Codes(plane),
                          task.weights + (first_head * stride + p) * slots, stride * slots};
     float mass[kHeads];
     float unit[kHeads];
