@@ -40,9 +40,7 @@ size_t BytesOf(Plane plane, const PageLayout& layout) {
     case Plane::kValueSpread:
       return kValueSpreadFloats * sizeof(float);
     default:
-      // A line of what holds for the page, minimum and step as f16, and the codes.
-      return kAlignment + RoundUp(2 * dim * sizeof(uint16_t), kAlignment) +
-             static_cast<size_t>(layout.slots) * dim * SketchBits(plane) / 8;
+      return SketchGridBytes(dim) + static_cast<size_t>(layout.slots) * dim * SketchBits(plane) / 8;
   }
 }
 

@@ -28,6 +28,13 @@ inline constexpr int kMaxSketchSlots = 128;
 // Pages whose summaries are merged to that of one super-page.
 inline constexpr int kSuperPagePages = 16;
 inline constexpr int kMaxSketchDim = 512;
+inline constexpr int kSketchStepGroups = 16;
+// Of a sketch of P channels, what stands before the codes (ops/page_planes.h).
+inline constexpr size_t SketchGridBytes(size_t padded_dim) {
+  const size_t bytes = kSketchStepGroups * sizeof(uint16_t) + sizeof(float) +
+                       padded_dim * (sizeof(uint8_t) + sizeof(uint16_t));
+  return (bytes + 63) / 64 * 64;
+}
 inline constexpr int kValueSpreadFloats = 2;
 
 enum class Plane : uint8_t {

@@ -88,17 +88,63 @@ HWY_INLINE void StoreRoundedToUnsigned(VF32 values, uint8_t* to) {
 #endif
 }
 
+// The steps of a sketch. `group_shift`: SketchFormat::GroupShift.
+class StepReader {
+ public:
+  explicit HWY_INLINE StepReader(int group_shift)
+      : group_shift_(group_shift), groups_(GroupsOfLanes(group_shift)) {}
+
+  // What Load needs of one page.
+  struct Units {
+    alignas(64) float values[SketchFormat::kStepGroups + kLanes];  // Load reads past the end
+  };
+  static HWY_INLINE void LoadUnits(const std::byte* plane, Units& units) {
+    for (size_t i = 0; i < SketchFormat::kStepGroups; i += kLanes) {
+      const VF32 scale = F16Row::Load(SketchFormat::Scales(plane), i);
+      hn::Store(hn::Mul(scale, hn::Set(F32(), 1.0f / 256)), F32(), units.values + i);
+    }
+  }
+  // Those of channels [i, i + kLanes).
+  HWY_INLINE VF32 Load(const std::byte* steps, const Units& units, size_t i) const {
+    const hn::Rebind<uint8_t, F32> u8;
+    const hn::Rebind<int32_t, F32> i32;
+    const auto bytes = hn::LoadU(u8, reinterpret_cast<const uint8_t*>(steps) + i);
+    const float* unit = units.values + (i >> group_shift_);
+#if HWY_TARGET == HWY_SCALAR
+    const VF32 of_lanes = hn::Set(F32(), *unit);
+#else
+    const VF32 of_lanes = hn::TableLookupLanes(hn::LoadU(F32(), unit), groups_);
+#endif
+    return hn::Mul(hn::ConvertTo(F32(), hn::PromoteTo(i32, bytes)), of_lanes);
+  }
+
+ private:
+#if HWY_TARGET == HWY_SCALAR
+  using Groups = int;
+  static Groups GroupsOfLanes(int /*group_shift*/) { return 0; }
+#else
+  using Groups = decltype(hn::IndicesFromVec(F32(), hn::Zero(hn::RebindToSigned<F32>())));
+  static HWY_INLINE Groups GroupsOfLanes(int group_shift) {
+    const hn::RebindToSigned<F32> i32;
+    return hn::IndicesFromVec(F32(), hn::ShiftRightSame(hn::Iota(i32, 0), group_shift));
+  }
+#endif
+
+  int group_shift_;
+  Groups groups_;
+};
+
 // units[r] for four heads, of which kHeads are used: powers of two of which no product q_c·step_c
-// of a head has more than 127, by largest_q[r][group]·largest_step[group] (ops/page_planes.h).
+// of a head has more than 127, by largest_q[r][group]·scale[group], as a group's scale is more than
+// its largest step.
 template <size_t kHeads>
-HWY_INLINE void StoreFactorUnits(const std::byte* largest_steps, const float* largest_q,
-                                 float* units) {
+HWY_INLINE void StoreFactorUnits(const std::byte* plane, const float* largest_q, float* units) {
   const F32 f32;
   VF32 bounds[kMaxHeadBlock];
   HWY_UNROLL(4)
   for (VF32& bound : bounds) bound = hn::Zero(f32);
   for (size_t i = 0; i < SketchFormat::kStepGroups; i += kLanes) {
-    const VF32 step = F16Row::Load(largest_steps, i);
+    const VF32 step = F16Row::Load(SketchFormat::Scales(plane), i);
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
       const VF32 q = hn::LoadU(f32, largest_q + r * SketchFormat::kStepGroups + i);

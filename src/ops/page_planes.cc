@@ -64,77 +64,99 @@ CodePlace PlaceOf(const PageLayout& layout, int bits, bool keys, int64_t slot, i
               : CodePlace(bits, layout.slots, channel, slot);
 }
 
-// Writes minimum and step of one channel [G] (stride D) and its codes; adds the squared errors of
-// its tokens to `errors` [G].
-void SketchChannel(const PageLayout& layout, const float* values, int bits, bool keys,
-                   int64_t channel, std::byte* plane, std::vector<double>& errors) {
-  const SketchFormat format(layout, bits);
-  const int64_t stride = layout.head_dim;
-  const int max_code = (1 << bits) - 1;
+// Minimum and step of one channel of a sketch.
+struct Grid {
+  uint16_t minimum = 0;  // f16
+  float base = 0;        // as a number
+  double needed = 0;     // the least step; NaN if the channel holds what f16 cannot
+  uint8_t step = 0;      // in 256ths of the group's scale
+};
+
+// values [G], `stride` apart.
+Grid CoveringGrid(const float* values, int64_t n, int64_t stride, int max_code) {
   float low = values[0];
   float high = values[0];
   bool finite = true;
-  for (int64_t t = 0; t < layout.slots; ++t) {
+  for (int64_t t = 0; t < n; ++t) {
     const float x = values[t * stride];
     finite = finite && std::abs(x) <= kLargestF16;
     low = std::min(low, x);
     high = std::max(high, x);
   }
-  const uint16_t minimum = finite ? RoundF16(low, false) : kNan;
-  const auto base = static_cast<double>(FromF16(minimum));
-  const uint16_t step = finite ? RoundF16((high - base) / max_code, true) : kNan;
-  const auto unit = static_cast<double>(FromF16(step));
-  std::memcpy(format.Minima(plane) + 2 * channel, &minimum, sizeof(minimum));
-  std::memcpy(format.Steps(plane) + 2 * channel, &step, sizeof(step));
-  if (!finite) {
-    std::fill(errors.begin(), errors.end(), std::numeric_limits<double>::quiet_NaN());
-    return;
-  }
-  for (int64_t t = 0; t < layout.slots; ++t) {
-    const double x = values[t * stride];
-    const double exact = unit > 0 ? (x - base) / unit : 0;
-    const int code = std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
-    const CodePlace place = PlaceOf(layout, bits, keys, t, channel);
-    format.Codes(plane)[place.byte] |= static_cast<std::byte>(code << place.shift);
-    const double error = x - (base + unit * code);
-    errors[t] += error * error;
-  }
+  Grid grid;
+  grid.minimum = finite ? RoundF16(low, false) : kNan;
+  grid.base = FromF16(grid.minimum);
+  grid.needed = (static_cast<double>(high) - grid.base) / max_code;
+  return grid;
 }
 
-void WriteLargestSteps(const SketchFormat& format, std::byte* plane) {
-  std::vector<uint16_t> steps(format.dim);
-  std::memcpy(steps.data(), format.Steps(plane), format.dim * sizeof(uint16_t));
-  uint16_t largest[SketchFormat::kStepGroups] = {};
-  for (size_t c = 0; c < format.dim; ++c) {
-    // The bits of numbers without sign are in their order, and of NaN above.
-    uint16_t& of_group = largest[c * SketchFormat::kStepGroups / format.dim];
-    of_group = std::max(of_group, steps[c]);
+// Chooses the scale of one group, whose 256th is the unit of its steps, and these. NaN if one of
+// the channels is.
+uint16_t ScaleSteps(std::span<Grid> group) {
+  constexpr double kUnits = 256;
+  double largest = 0;
+  for (const Grid& grid : group) {
+    if (std::isnan(grid.needed)) return kNan;
+    largest = std::max(largest, grid.needed);
   }
-  std::memcpy(SketchFormat::LargestSteps(plane), largest, sizeof(largest));
+  const uint16_t scale = RoundF16(largest * (kUnits / 255), true);
+  const double unit = FromF16(scale) / kUnits;
+  for (Grid& grid : group) {
+    grid.step = unit > 0 ? static_cast<uint8_t>(std::min(std::ceil(grid.needed / unit), 255.0)) : 0;
+  }
+  return scale;
 }
 
 // values [G, D]: the keys or values of one head of a full page.
 void WriteSketch(const PageLayout& layout, const float* values, int bits, bool keys,
                  std::byte* plane) {
   const SketchFormat format(layout, bits);
+  const int max_code = (1 << bits) - 1;
   std::memset(plane, 0, layout.PlaneBytes(keys ? KeySketchPlane(bits) : ValueSketchPlane(bits)));
-  std::vector<double> errors(layout.slots, 0.0);
+  std::vector<Grid> grids(format.dim);
   for (int64_t c = 0; c < layout.head_dim; ++c) {
-    SketchChannel(layout, values + c, bits, keys, c, plane, errors);
+    grids[c] = CoveringGrid(values + c, layout.slots, layout.head_dim, max_code);
   }
-  WriteLargestSteps(format, plane);
+  std::vector<double> errors(layout.slots, 0.0);
+  const size_t group_width = size_t{1} << SketchFormat::GroupShift(format.dim);
+  for (size_t first = 0; first < format.dim; first += group_width) {
+    const size_t width = std::min(group_width, format.dim - first);
+    const uint16_t scale = ScaleSteps({grids.data() + first, width});
+    std::memcpy(SketchFormat::Scales(plane) + first / group_width * sizeof(scale), &scale,
+                sizeof(scale));
+    const double unit = FromF16(scale) / 256;
+    for (size_t c = first; c < first + width; ++c) {
+      const Grid& grid = grids[c];
+      std::memcpy(format.Steps(plane) + c, &grid.step, sizeof(grid.step));
+      std::memcpy(SketchFormat::Minima(plane) + c * sizeof(grid.minimum), &grid.minimum,
+                  sizeof(grid.minimum));
+      if (static_cast<int64_t>(c) >= layout.head_dim) continue;
+      const double step = unit * grid.step;
+      for (int64_t t = 0; t < layout.slots; ++t) {
+        const double x = values[t * layout.head_dim + static_cast<int64_t>(c)];
+        const double exact = step > 0 ? (x - grid.base) / step : 0;
+        const int code = std::isnan(exact)
+                             ? 0
+                             : std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
+        const CodePlace place = PlaceOf(layout, bits, keys, t, static_cast<int64_t>(c));
+        format.Codes(plane)[place.byte] |= static_cast<std::byte>(code << place.shift);
+        const double error = x - (grid.base + step * code);
+        errors[t] += error * error;
+      }
+    }
+  }
   double largest = 0;
   for (double error : errors) largest = std::isnan(error) ? error : std::max(largest, error);
   // A relative 1e-12 is far above the rounding of sums of a few hundred doubles.
   const float bound = RoundUpToFloat(std::sqrt(largest) * (1 + 1e-12));
-  std::memcpy(plane, &bound, sizeof(bound));
+  std::memcpy(format.Error(plane), &bound, sizeof(bound));
 }
 
 // Makes every score from a sketch of keys NaN, as a key that f16 cannot hold does.
-void SpoilSketch(std::byte* plane) {
+void SpoilSketch(const SketchFormat& format, std::byte* plane) {
   const float error = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(plane, &error, sizeof(error));
-  std::memcpy(SketchFormat::Minima(plane), &kNan, sizeof(kNan));
+  std::memcpy(format.Error(plane), &error, sizeof(error));
+  std::memcpy(SketchFormat::Scales(plane), &kNan, sizeof(kNan));
 }
 
 // Mean and deviation over the page, from double. Either may be null.
@@ -253,13 +275,13 @@ void WritePlanes(const PageLayout& layout, int head, const float* keys, const fl
     const Plane plane = ValueSketchPlane(bits);
     if (!planes.Has(plane)) continue;
     WriteSketch(layout, values, bits, false, bytes(plane));
-    values_fit = values_fit && !std::isnan(SketchError(bytes(plane)));
+    values_fit = values_fit && !std::isnan(SketchError(layout, bytes(plane), bits));
   }
   for (const int bits : {2, 4, 8}) {
     const Plane plane = KeySketchPlane(bits);
     if (!planes.Has(plane)) continue;
     WriteSketch(layout, keys, bits, true, bytes(plane));
-    if (!values_fit) SpoilSketch(bytes(plane));
+    if (!values_fit) SpoilSketch(SketchFormat(layout, bits), bytes(plane));
   }
   WriteKeyStatistics(layout, head, keys, side);
   if (planes.Has(Plane::kValueMean)) Moments(layout, values, floats(Plane::kValueMean), nullptr);
@@ -323,13 +345,17 @@ void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, b
                "slot {} of {}", slot, layout.slots);
   for (int64_t c = 0; c < layout.head_dim; ++c) {
     uint16_t minimum;
-    uint16_t step;
-    std::memcpy(&minimum, format.Minima(plane) + 2 * c, sizeof(minimum));
-    std::memcpy(&step, format.Steps(plane) + 2 * c, sizeof(step));
+    uint16_t scale;
+    std::memcpy(&minimum, SketchFormat::Minima(plane) + c * sizeof(minimum), sizeof(minimum));
+    std::memcpy(
+        &scale,
+        SketchFormat::Scales(plane) + (c >> SketchFormat::GroupShift(format.dim)) * sizeof(scale),
+        sizeof(scale));
+    const float step = FromF16(scale) / 256 * static_cast<float>(format.Steps(plane)[c]);
     const CodePlace place = PlaceOf(layout, bits, keys, slot, c);
     const auto byte = static_cast<uint8_t>(format.Codes(plane)[place.byte]);
     const int code = byte >> place.shift & ((1 << bits) - 1);
-    row[c] = FromF16(minimum) + FromF16(step) * static_cast<float>(code);
+    row[c] = FromF16(minimum) + step * static_cast<float>(code);
   }
 }
 
@@ -342,9 +368,9 @@ void LoadKeyStatistics(const PagedKv& kv, Plane plane, int row, int64_t page, in
              std::ssize(values), values.data());
 }
 
-float SketchError(const std::byte* plane) {
+float SketchError(const PageLayout& layout, const std::byte* plane, int bits) {
   float error;
-  std::memcpy(&error, plane, sizeof(error));
+  std::memcpy(&error, SketchFormat(layout, bits).Error(plane), sizeof(error));
   return error;
 }
 

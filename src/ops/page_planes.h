@@ -1,11 +1,12 @@
 // Writes and reads the planes of full pages: low-bit sketches of keys and values, and statistics.
 //
-// A sketch holds, per page and channel, a minimum and a step as f16, so that value ≈ minimum +
+// A sketch holds, per page and channel, a minimum as f16 and a step, so that value ≈ minimum +
 // step·code; the grid covers what it stands for (minimum rounded down, step up), so that a value is
-// off by at most half a step. Its bytes: a line of 64 with, as a float, the largest ‖x − x̂‖ of the
-// page rounded up and, as f16 from byte 32 on, the largest step of each sixteenth of the channels;
-// minimum [P], step [P] (P: channels padded to 16; a padded channel has minimum, step and codes 0);
-// codes in lines of 64.
+// off by at most half a step. A step is a byte, in 256ths of an f16 that neighbouring channels
+// share; these are at most 16 groups of 4, 8, 16 or 32. The bytes of a sketch: 16 such f16 (0 where
+// there is no group), minima [P] (P: channels padded to 16; a padded channel has minimum, step and
+// codes 0), steps [P], as a float the largest ‖x − x̂‖ of the page rounded up, and from a multiple of
+// 64 on codes in lines of 64.
 //
 // A line of a key sketch holds 16 tokens × 32/bits channels, one of a value sketch 16 channels ×
 // 32/bits tokens: 16 lanes of four bytes, a byte for each of four neighbours, with those of the
@@ -40,31 +41,37 @@ struct SketchFormat {
   SketchFormat(const PageLayout& layout, int bits_in)
       : bits(bits_in),
         dim(static_cast<size_t>(layout.padded_dim)),
-        grid_bytes(kLineBytes +
-                   (2 * dim * sizeof(uint16_t) + kLineBytes - 1) / kLineBytes * kLineBytes),
+        grid_bytes(SketchGridBytes(dim)),
         bytes(grid_bytes + static_cast<size_t>(layout.slots) * dim * bits / 8) {}
 
-  // Where the parts of a plane lie. Byte is std::byte or const std::byte.
+  // Channels of a group, as a power of two.
+  static constexpr int GroupShift(size_t dim) {
+    return dim <= 64 ? 2 : dim <= 128 ? 3 : dim <= 256 ? 4 : 5;
+  }
+
+  // The parts of a plane. Byte is std::byte or const std::byte.
   template <class Byte>
-  static Byte* LargestSteps(Byte* plane) {
-    return plane + kLineBytes - kStepGroups * sizeof(uint16_t);
+  static Byte* Scales(Byte* plane) {
+    return plane;
   }
   template <class Byte>
   static Byte* Minima(Byte* plane) {
-    return plane + kLineBytes;
+    return plane + kStepGroups * sizeof(uint16_t);
   }
   template <class Byte>
   Byte* Steps(Byte* plane) const {
-    return plane + kLineBytes + dim * sizeof(uint16_t);
+    return Minima(plane) + dim * sizeof(uint16_t);
+  }
+  template <class Byte>
+  Byte* Error(Byte* plane) const {
+    return Steps(plane) + dim;
   }
   template <class Byte>
   Byte* Codes(Byte* plane) const {
     return plane + grid_bytes;
   }
 
-  static constexpr size_t kLineBytes = 64;
-  // Of neighbouring channels, all of the same size.
-  static constexpr size_t kStepGroups = kSketchLanes;
+  static constexpr size_t kStepGroups = kSketchStepGroups;
   int bits;
   size_t dim;         // P
   size_t grid_bytes;  // before the codes
@@ -86,6 +93,6 @@ void LoadSketchRow(const PageLayout& layout, const std::byte* plane, int bits, b
 void LoadKeyStatistics(const PagedKv& kv, Plane plane, int row, int64_t page, int head,
                        std::span<float> values);
 // Largest ‖x − x̂‖ of the page.
-float SketchError(const std::byte* plane);
+float SketchError(const PageLayout& layout, const std::byte* plane, int bits);
 
 }  // namespace winnow

@@ -35,10 +35,13 @@ struct PageRows {
 
 void LoadPage(const std::byte* plane, const SketchFormat& format, PageRows& rows) {
   const F32 f32;
+  const StepReader steps(SketchFormat::GroupShift(format.dim));
+  StepReader::Units units;
+  StepReader::LoadUnits(plane, units);
   const VF32 max_code = hn::Set(f32, static_cast<float>((1 << format.bits) - 1));
   for (size_t i = 0; i < format.dim; i += kLanes) {
     const VF32 minimum = F16Row::Load(SketchFormat::Minima(plane), i);
-    const VF32 step = F16Row::Load(format.Steps(plane), i);
+    const VF32 step = steps.Load(format.Steps(plane), units, i);
     const VF32 width = hn::Mul(step, max_code);
     hn::Store(step, f32, rows.step + i);
     hn::Store(hn::Max(hn::Abs(minimum), hn::Abs(hn::Add(minimum, width))), f32, rows.largest + i);
@@ -99,13 +102,12 @@ void ErrorTask(const PageScanTask& task, Plane plane_kind, const SketchFormat& f
     const PageScanItem item(task, i);
     const std::byte* plane = item.PlaneOf(task, plane_kind);
     LoadPage(plane, format, rows);
-    const float sketch_error = SketchError(plane);
+    const float sketch_error = SketchError(*task.kv->layout, plane, format.bits);
     for (int r = 0; r < task.group_heads; ++r) {
       const auto row = static_cast<size_t>(item.head) * task.group_heads + r;
       const int64_t at = item.MassIndex(task) + r * task.masses.stride;
       if (in_bytes) {
-        StoreFactorUnits<1>(SketchFormat::LargestSteps(plane),
-                            largest_q + row * SketchFormat::kStepGroups, units);
+        StoreFactorUnits<1>(plane, largest_q + row * SketchFormat::kStepGroups, units);
       }
       const PageErrors errors = ErrorsOfHead(rows, task.q + row * format.dim, format,
                                              norms[row] * sketch_error, units[0]);

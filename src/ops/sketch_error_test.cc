@@ -115,7 +115,7 @@ class SketchErrorsTest : public ::testing::TestWithParam<DType> {
     int64_t bytes = 0;
     SketchErrors(threads_, std::span(&bounded, 1), params, bits, workspace, &bytes);
     EXPECT_EQ(bytes, layer.n_full() * shape.kv_heads *
-                         (4 * static_cast<int64_t>(layer.layout().padded_dim) + 64));
+                         static_cast<int64_t>(SketchGridBytes(layer.layout().padded_dim)));
     double largest = 0;
     for (int head = 0; head < layer.query_heads(); ++head) {
       const PagedLayer::Rows rows = layer.Stored(head);

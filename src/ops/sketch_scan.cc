@@ -9,19 +9,15 @@
 namespace winnow {
 namespace {
 
-// [n_heads, 16] of q [n_heads, D], scaled, which is padded to P: the largest |q_c| of each
-// sixteenth of P.
-void LargestOfGroups(const float* q, int64_t n_heads, int64_t dim, int64_t padded, float scale,
+// [n_heads, 16] of q [n_heads, D], which is to be scaled: the largest |q_c| of each group.
+void LargestOfGroups(const float* q, int64_t n_heads, int64_t dim, int group_shift, float scale,
                      float* largest) {
-  constexpr int64_t kGroups = SketchFormat::kStepGroups;
-  const int64_t width = padded / kGroups;
+  const int64_t width = int64_t{1} << group_shift;
   for (int64_t head = 0; head < n_heads; ++head, q += dim) {
-    for (int64_t group = 0; group < kGroups; ++group) {
-      const int64_t end = std::min((group + 1) * width, dim);
+    for (int64_t group = 0; group < int64_t{SketchFormat::kStepGroups}; ++group) {
       float of_group = 0;
-      for (int64_t c = group * width; c < end; ++c) {
-        of_group = std::max(of_group, std::abs(q[c]));
-      }
+      const int64_t end = std::min((group + 1) * width, dim);
+      for (int64_t c = group * width; c < end; ++c) of_group = std::max(of_group, std::abs(q[c]));
       *largest++ = of_group * std::abs(scale);
     }
   }
@@ -40,8 +36,9 @@ int64_t ScanSketches(ThreadPool& pool, std::span<const PageScanQuery> queries,
   const int64_t stride = params.query_heads * int64_t{SketchFormat::kStepGroups};
   workspace.largest_q.Resize(std::ssize(queries) * stride);
   for (int64_t i = 0; i < std::ssize(queries); ++i) {
-    LargestOfGroups(queries[i].q, HeadsOf(queries[i]) * group, layout.head_dim, layout.padded_dim,
-                    params.scale, workspace.largest_q.data() + i * stride);
+    LargestOfGroups(queries[i].q, HeadsOf(queries[i]) * group, layout.head_dim,
+                    SketchFormat::GroupShift(format.dim), params.scale,
+                    workspace.largest_q.data() + i * stride);
   }
   return ScanPages(pool, queries, params, workspace, [&](const PageScanTask& task) {
     kernel(task, plane, format, workspace.largest_q.data() + task.query * stride);

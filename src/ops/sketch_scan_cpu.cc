@@ -36,6 +36,7 @@ struct ScanItem {
 
   const std::byte* plane;
   const float* q;  // [kHeads, dim]
+  StepReader::Units step_units;
   alignas(64) Factor factors[kHeads * kMaxDim];
   alignas(64) float scores[kHeads * kSlotStride];  // times log2(e)
   float unit[kMaxHeadBlock];
@@ -48,12 +49,15 @@ class Scan {
  public:
   using Item = ScanItem<kBits, kHeads, kDim, kSlots>;
 
-  Scan(const SketchFormat& format, size_t slots) : format_(format), any_slots_(slots) {}
+  HWY_INLINE Scan(const SketchFormat& format, size_t slots)
+      : format_(format),
+        any_slots_(slots),
+        steps_(SketchFormat::GroupShift(kDim == 0 ? format.dim : kDim)) {}
 
-  HWY_INLINE void MakeUnits(const float* largest_q, LinesAhead& ahead, Item& item) const {
+  HWY_INLINE void MakeUnits(const float* largest_q, Item& item) const {
+    StepReader::LoadUnits(item.plane, item.step_units);
     if constexpr (kHasByteProducts<kBits>) {
-      ahead.Prefetch();
-      StoreFactorUnits<kHeads>(SketchFormat::LargestSteps(item.plane), largest_q, item.unit);
+      StoreFactorUnits<kHeads>(item.plane, largest_q, item.unit);
     }
   }
 
@@ -78,7 +82,7 @@ class Scan {
       HWY_UNROLL(4)
       for (size_t j = 0; j < kVectors; ++j) {
         const size_t at = i + j * kLanes;
-        step[j] = F16Row::Load(format_.Steps(item.plane), at);
+        step[j] = steps_.Load(format_.Steps(item.plane), item.step_units, at);
         middle[j] = hn::MulAdd(step[j], hn::Set(f32, kCentre),
                                F16Row::Load(SketchFormat::Minima(item.plane), at));
       }
@@ -189,6 +193,7 @@ class Scan {
 
   SketchFormat format_;
   size_t any_slots_;
+  StepReader steps_;
 };
 
 // One item alone is a long chain of dependent operations, and four of its sums over lanes are what
@@ -217,7 +222,7 @@ void ScanRun(const PageScanTask& task, Plane plane, const SketchFormat& format,
       const size_t head = static_cast<size_t>(at.head) * task.group_heads + first_query_head;
       item_in(0).plane = at.PlaneOf(task, plane);
       item_in(0).q = task.q + head * format.dim;
-      scan.MakeUnits(largest_q + head * SketchFormat::kStepGroups, ahead, item_in(0));
+      scan.MakeUnits(largest_q + head * SketchFormat::kStepGroups, item_in(0));
     }
     if (in_stage(1)) scan.MakeFactors(ahead, item_in(1));
     if (in_stage(2)) scan.MakeScores(ahead, item_in(2));

@@ -6,8 +6,8 @@
 
 namespace winnow {
 
-// Of a task and largest_q [n_heads, R, 16], the largest |q_c| of each sixteenth of a query head's
-// channels.
+// Of a task and largest_q [n_heads, R, 16], the largest |q_c| of each of the groups of channels
+// that share a scale (ops/page_planes.h).
 using SketchKernel = void(const PageScanTask& task, Plane plane, const SketchFormat& format,
                           const float* largest_q);
 SketchKernel SketchScanCpu;

@@ -115,9 +115,8 @@ std::vector<double> SketchScores(const Context& context, int bits, int query_hea
 }
 
 // How far the kernel's scores may be from the sketch's: products q·step are rounded to units, of
-// which the largest q and step of some sixteenth of the channels have more than 63; so each channel
-// is off by at most half a unit times the largest code (centred). Floats add 1e-5 of the scores'
-// scale.
+// which the largest q and step of some group of channels have more than 63; so each channel is off
+// by at most half a unit times the largest code (centred). Floats add 1e-5 of the scores' scale.
 double ScoreTolerance(const Context& context, int bits, int query_head, int64_t page) {
   const Shape& shape = context.shape;
   const std::byte* plane =
@@ -138,14 +137,15 @@ double ScoreTolerance(const Context& context, int bits, int query_head, int64_t 
       max = std::max(max, row[c]);
     }
     const double q = std::abs(kScale * context.q[query_head * shape.dim + c]);
-    const int sixteenth = c / (context.layout().padded_dim / 16);
-    largest_q[sixteenth] = std::max(largest_q[sixteenth], q);
-    largest_range[sixteenth] = std::max<double>(largest_range[sixteenth], max - min);
+    const int group = c >> SketchFormat::GroupShift(context.layout().padded_dim);
+    largest_q[group] = std::max(largest_q[group], q);
+    largest_range[group] = std::max<double>(largest_range[group], max - min);
     scale += q * std::max(std::abs(min), std::abs(max));
   }
   double largest = 0;
   for (int i = 0; i < 16; ++i) largest = std::max(largest, largest_q[i] * largest_range[i]);
-  const double levels = bits == 8 ? 0 : largest / 254 * shape.dim;
+  // The scale of a group may be a 256th more than its largest step.
+  const double levels = bits == 8 ? 0 : largest * 1.01 / 254 * shape.dim;
   return levels + 1e-5 * scale;
 }
 
@@ -268,7 +268,7 @@ TEST_P(SketchShapes, GridsCoverWhatTheyStandFor) {
           }
           largest = std::max(largest, std::sqrt(squares));
         }
-        const float bound = SketchError(plane);
+        const float bound = SketchError(context.layout(), plane, bits);
         EXPECT_GE(bound * (1 + 1e-5), largest);
         EXPECT_LE(bound, largest * (1 + 1e-3) + 1e-5);
       }
@@ -352,7 +352,7 @@ TEST(Sketch, AValueThatItCannotHoldReachesTheMassOfItsPageAndNoOther) {
       }
     }
     const std::byte* plane = context.View().PlaneOf(KeySketchPlane(bits), 4, 0);
-    EXPECT_TRUE(std::isnan(SketchError(plane)));
+    EXPECT_TRUE(std::isnan(SketchError(context.layout(), plane, bits)));
   }
 }
 
@@ -362,7 +362,7 @@ TEST(Sketch, EqualKeysHaveNoError) {
   const std::vector<float> ones(32 * 64, 1.0f);
   context.Append(ones, ones);
   const std::byte* plane = context.View().PlaneOf(Plane::kKeys4, 1, 0);
-  EXPECT_EQ(SketchError(plane), 0.0f);
+  EXPECT_EQ(SketchError(context.layout(), plane, 4), 0.0f);
 }
 
 }  // namespace

@@ -21,11 +21,12 @@ namespace HWY_NAMESPACE {
 constexpr size_t kPagesAhead = 2;
 
 struct ValuePage {
-  const std::byte* minimum;
-  const std::byte* step;
+  const std::byte* minima;
+  const std::byte* steps;
   const std::byte* codes;
   const uint8_t* weights;  // [kHeads], weight_stride apart
   size_t weight_stride;
+  StepReader::Units step_units;
 };
 
 // products[r * kSketchLanes * kGroups + lane] = Σ_t weight[r][t]·code[t][lane], as float.
@@ -58,8 +59,9 @@ HWY_INLINE void WeighCodes(const ValuePage& page, size_t group, size_t slots, Li
 
 // sums[r][i..] += unit[r]·step·products + mass[r]·minimum for kGroups · 16 channels.
 template <int kBits, size_t kHeads, size_t kGroups>
-HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, const float* mass,
-                            const float* unit, LinesAhead& ahead, float* sums, size_t dim) {
+HWY_INLINE void AddChannels(const StepReader& steps, const ValuePage& page, size_t group,
+                            size_t slots, const float* mass, const float* unit, LinesAhead& ahead,
+                            float* sums, size_t dim) {
   const F32 f32;
   constexpr size_t kStride = kSketchLanes * kGroups;
   alignas(64) float products[kHeads * kStride];
@@ -69,8 +71,8 @@ HWY_INLINE void AddChannels(const ValuePage& page, size_t group, size_t slots, c
     if (i % kSketchLanes == 0) {  // a line of minima or steps, and what is left of the codes'
       for (int n = 0; n < 3; ++n) ahead.Prefetch();
     }
-    const VF32 minimum = F16Row::Load(page.minimum, channel);
-    const VF32 step = F16Row::Load(page.step, channel);
+    const VF32 minimum = F16Row::Load(page.minima, channel);
+    const VF32 step = steps.Load(page.steps, page.step_units, channel);
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
       float* to = sums + r * dim + channel;
@@ -107,13 +109,19 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
   float* sums = task.sums + first_head * format.dim;
   std::fill_n(sums, kHeads * format.dim, 0.0f);
   float totals[kHeads] = {};
+  const StepReader steps(SketchFormat::GroupShift(format.dim));
+  ValuePage page;
   for (size_t i = 0; i < task.pages.size(); ++i) {
     const auto p = static_cast<size_t>(task.pages[i]);
     const std::byte* plane = kv.PlaneOf(task.plane, task.pages[i], task.head);
     const size_t later = std::min(i + kPagesAhead, task.pages.size() - 1);
     LinesAhead ahead(kv.PlaneOf(task.plane, task.pages[later], task.head));
-    const ValuePage page{format.Minima(plane), format.Steps(plane), format.Codes(plane),
-                         task.weights + (first_head * stride + p) * slots, stride * slots};
+    page.minima = SketchFormat::Minima(plane);
+    page.steps = format.Steps(plane);
+    page.codes = format.Codes(plane);
+    page.weights = task.weights + (first_head * stride + p) * slots;
+    page.weight_stride = stride * slots;
+    StepReader::LoadUnits(plane, page.step_units);
     float mass[kHeads];
     float unit[kHeads];
     for (size_t r = 0; r < kHeads; ++r) {
@@ -123,10 +131,10 @@ void AddHeads(const SketchValuesTask& task, size_t first_head) {
     }
     size_t group = 0;
     for (; group + 2 <= n_groups; group += 2) {
-      AddChannels<kBits, kHeads, 2>(page, group, slots, mass, unit, ahead, sums, format.dim);
+      AddChannels<kBits, kHeads, 2>(steps, page, group, slots, mass, unit, ahead, sums, format.dim);
     }
     for (; group < n_groups; ++group) {
-      AddChannels<kBits, kHeads, 1>(page, group, slots, mass, unit, ahead, sums, format.dim);
+      AddChannels<kBits, kHeads, 1>(steps, page, group, slots, mass, unit, ahead, sums, format.dim);
     }
   }
   std::copy_n(totals, kHeads, task.totals + first_head);
