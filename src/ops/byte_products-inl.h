@@ -12,6 +12,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -134,9 +135,9 @@ class StepReader {
   Groups groups_;
 };
 
-// units[r] for four heads, of which kHeads are used: powers of two of which no product q_c·step_c
-// of a head has more than 127, by largest_q[r][group]·scale[group], as a group's scale is more than
-// its largest step.
+// units[r] for four heads, of which kHeads are used, such that no product q_c·step_c of a head has
+// more than 127 of them: by largest_q[r][group]·scale[group], as a group's scale is more than its
+// largest step.
 template <size_t kHeads>
 HWY_INLINE void StoreFactorUnits(const std::byte* plane, const float* largest_q, float* units) {
   const F32 f32;
@@ -153,61 +154,56 @@ HWY_INLINE void StoreFactorUnits(const std::byte* plane, const float* largest_q,
   }
   float levels[kMaxHeadBlock];
   StoreReduced4(f32, bounds[0], bounds[1], bounds[2], bounds[3], MaxOp(), levels);
-  // Rounded up to a power of two through the exponent: the bound is itself rounded, and of zeros
-  // there is a unit too.
-  const hn::CappedTag<float, kMaxHeadBlock> of_heads;
-  const hn::RebindToUnsigned<decltype(of_heads)> bits;
-  const auto least =
-      hn::Max(hn::Mul(hn::LoadU(of_heads, levels), hn::Set(of_heads, 1.00001f / 127)),
-              hn::Set(of_heads, 0x1p-100f));
-  const auto up = hn::Add(hn::BitCast(bits, least), hn::Set(bits, 0x7fffffU));
-  hn::StoreU(hn::BitCast(of_heads, hn::And(up, hn::Set(bits, 0xff800000U))), of_heads, units);
+  // The bound is itself rounded, and of zeros there is a unit too.
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kMaxHeadBlock; ++r) {
+    units[r] = std::max(levels[r] * (1.00001f / 127), 0x1p-100f);
+  }
 }
 
-// A number plus so many units is rounded to whole ones, and if these are within ±127, the lowest
-// byte of the sum holds them.
+// A number plus this is rounded to a whole one, and if that is within ±127, the lowest byte of the
+// sum holds it.
 inline constexpr float kRounder = 0x1.8p23f;
-// The same for the second lowest byte, to within a 256th of a unit more.
+// The same for the second lowest byte, to within a 256th more.
 inline constexpr float kRounderOfSecond = 0x1.8p15f + 0.5f;
 
-// What rounds the factors of one head, and the sums of them.
+// What rounds the factors of one head, and the sum of them.
 struct FactorRounder {
   HWY_INLINE void Set(float unit) {
-    lowest = hn::Set(F32(), kRounder * unit);
+    per_unit = hn::Set(F32(), 1 / unit);
     sum = hn::Zero(F32());
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-    second = hn::Set(F32(), kRounderOfSecond * unit);
     numbers = _mm512_setzero_si512();
 #endif
   }
-  // Partial sums of what was stored, times the unit.
-  HWY_INLINE VF32 Sum([[maybe_unused]] float unit) const {
+  // Partial sums of what was stored.
+  HWY_INLINE VF32 Sum() const {
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-    return hn::MulAdd(VF32{_mm512_cvtepi32_ps(numbers)}, hn::Set(F32(), unit), sum);
+    return hn::Add(VF32{_mm512_cvtepi32_ps(numbers)}, sum);
 #else
     return sum;
 #endif
   }
 
-  VF32 lowest;
+  VF32 per_unit;
   VF32 sum;
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-  VF32 second;
   __m512i numbers;
 #endif
 };
 
 // Stores q·step in whole units for kLanes channels.
 HWY_INLINE void StoreRounded(VF32 q, VF32 step, FactorRounder& rounder, int8_t* to) {
-  const VF32 rounded = hn::MulAdd(q, step, rounder.lowest);
-  rounder.sum = hn::Add(rounder.sum, hn::Sub(rounded, rounder.lowest));
+  const VF32 lowest = hn::Set(F32(), kRounder);
+  const VF32 rounded = hn::MulAdd(hn::Mul(q, rounder.per_unit), step, lowest);
+  rounder.sum = hn::Add(rounder.sum, hn::Sub(rounded, lowest));
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                    _mm512_cvtepi32_epi8(_mm512_castps_si512(rounded.raw)));
 #else
   const hn::RebindToSigned<F32> i32;
   const hn::Rebind<int8_t, F32> i8;
-  const auto numbers = hn::Sub(hn::BitCast(i32, rounded), hn::BitCast(i32, rounder.lowest));
+  const auto numbers = hn::Sub(hn::BitCast(i32, rounded), hn::BitCast(i32, lowest));
   hn::StoreU(hn::DemoteTo(i8, numbers), i8, to);
 #endif
 }
@@ -230,11 +226,13 @@ HWY_INLINE void StoreFourRounded(const VF32 (&q)[4], const VF32 (&step)[4], Fact
   // A byte of each vector becomes one lane, then bytes are put in order: narrowing instructions
   // would take twice the time.
   constexpr int kFirstWhereMaskElseSecond = 0xca;
+  const auto rounded = [&](size_t j, float to_byte) HWY_ATTR {
+    const VF32 numbers = hn::Mul(q[j], rounder.per_unit);
+    return _mm512_castps_si512(hn::MulAdd(numbers, step[j], hn::Set(F32(), to_byte)).raw);
+  };
   const auto pair = [&](size_t j) HWY_ATTR {
-    return _mm512_ternarylogic_epi32(
-        _mm512_set1_epi32(0xff), _mm512_castps_si512(hn::MulAdd(q[j], step[j], rounder.lowest).raw),
-        _mm512_castps_si512(hn::MulAdd(q[j + 1], step[j + 1], rounder.second).raw),
-        kFirstWhereMaskElseSecond);
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xff), rounded(j, kRounder),
+                                     rounded(j + 1, kRounderOfSecond), kFirstWhereMaskElseSecond);
   };
   const __m512i four =
       _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), pair(0), _mm512_slli_epi32(pair(2), 16),

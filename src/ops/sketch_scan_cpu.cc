@@ -113,7 +113,8 @@ class Scan {
     if constexpr (kRounded) {
       HWY_UNROLL(4)
       for (size_t r = 0; r < kHeads; ++r) {
-        offset[r] = hn::NegMulAdd(rounder[r].Sum(item.unit[r]), hn::Set(f32, kCentre), offset[r]);
+        offset[r] =
+            hn::NegMulAdd(rounder[r].Sum(), hn::Set(f32, kCentre * item.unit[r]), offset[r]);
       }
     }
     StoreSums4(f32, offset[0], offset[1], offset[2], offset[3], item.offset);

@@ -115,8 +115,9 @@ std::vector<double> SketchScores(const Context& context, int bits, int query_hea
 }
 
 // How far the kernel's scores may be from the sketch's: products q·step are rounded to units, of
-// which the largest q and step of some group of channels have more than 63; so each channel is off
-// by at most half a unit times the largest code (centred). Floats add 1e-5 of the scores' scale.
+// which the largest q times the largest step of some group of channels have 127; so each channel is
+// off by at most half a unit times the largest code (centred). Floats add 1e-5 of the scores'
+// scale.
 double ScoreTolerance(const Context& context, int bits, int query_head, int64_t page) {
   const Shape& shape = context.shape;
   const std::byte* plane =
@@ -145,7 +146,7 @@ double ScoreTolerance(const Context& context, int bits, int query_head, int64_t 
   double largest = 0;
   for (int i = 0; i < 16; ++i) largest = std::max(largest, largest_q[i] * largest_range[i]);
   // The scale of a group may be a 256th more than its largest step.
-  const double levels = bits == 8 ? 0 : largest * 1.01 / 254 * shape.dim;
+  const double levels = bits == 8 ? 0 : largest * 1.01 / 508 * shape.dim;
   return levels + 1e-5 * scale;
 }
 
