@@ -28,6 +28,7 @@ inline constexpr int kMaxSketchSlots = 128;
 // Pages whose summaries are merged to that of one super-page.
 inline constexpr int kSuperPagePages = 16;
 inline constexpr int kMaxSketchDim = 512;
+// Groups of channels that share a scale of steps, at most.
 inline constexpr int kSketchStepGroups = 16;
 // Of a sketch of P channels, what stands before the codes (ops/page_planes.h).
 inline constexpr size_t SketchGridBytes(size_t padded_dim) {

@@ -1,6 +1,7 @@
-// Products of a sketch's codes (ops/page_planes.h: lines of 16 lanes of four bytes, with further
-// codes in the bits above) with factors, summed lane by lane: with bytes to 32-bit integers, for
-// which AVX-512 VNNI and AVX2 have instructions, and with floats anywhere.
+// What the kernels over sketches share (format: ops/page_planes.h): the steps of a page, factors
+// rounded to bytes, and products of the codes with factors. Codes lie in lines of 16 lanes of four
+// bytes, with further codes in the bits above; products are summed lane by lane, with bytes to
+// 32-bit integers, for which AVX-512 VNNI and AVX2 have instructions, and with floats anywhere.
 //
 // Per-target include guard: foreach_target.h compiles this file once for each instruction set.
 #if defined(WINNOW_OPS_BYTE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -145,19 +146,20 @@ HWY_INLINE void StoreFactorUnits(const std::byte* plane, const float* largest_q,
   HWY_UNROLL(4)
   for (VF32& bound : bounds) bound = hn::Zero(f32);
   for (size_t i = 0; i < SketchFormat::kStepGroups; i += kLanes) {
-    const VF32 step = F16Row::Load(SketchFormat::Scales(plane), i);
+    const VF32 scale = F16Row::Load(SketchFormat::Scales(plane), i);
     HWY_UNROLL(4)
     for (size_t r = 0; r < kHeads; ++r) {
       const VF32 q = hn::LoadU(f32, largest_q + r * SketchFormat::kStepGroups + i);
-      bounds[r] = hn::Max(bounds[r], hn::Mul(q, step));
+      bounds[r] = hn::Max(bounds[r], hn::Mul(q, scale));
     }
   }
   float levels[kMaxHeadBlock];
   StoreReduced4(f32, bounds[0], bounds[1], bounds[2], bounds[3], MaxOp(), levels);
-  // The bound is itself rounded, and of zeros there is a unit too.
+  // The bound is itself rounded, and of zeros there is a unit too: not so small that a query times
+  // its inverse overflows.
   HWY_UNROLL(4)
   for (size_t r = 0; r < kMaxHeadBlock; ++r) {
-    units[r] = std::max(levels[r] * (1.00001f / 127), 0x1p-100f);
+    units[r] = std::max(levels[r] * (1.00001f / 127), 0x1p-60f);
   }
 }
 

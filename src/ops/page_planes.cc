@@ -135,9 +135,7 @@ void WriteSketch(const PageLayout& layout, const float* values, int bits, bool k
       for (int64_t t = 0; t < layout.slots; ++t) {
         const double x = values[t * layout.head_dim + static_cast<int64_t>(c)];
         const double exact = step > 0 ? (x - grid.base) / step : 0;
-        const int code = std::isnan(exact)
-                             ? 0
-                             : std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
+        const int code = std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
         const CodePlace place = PlaceOf(layout, bits, keys, t, static_cast<int64_t>(c));
         format.Codes(plane)[place.byte] |= static_cast<std::byte>(code << place.shift);
         const double error = x - (grid.base + step * code);

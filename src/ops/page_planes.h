@@ -3,10 +3,11 @@
 // A sketch holds, per page and channel, a minimum as f16 and a step, so that value ≈ minimum +
 // step·code; the grid covers what it stands for (minimum rounded down, step up), so that a value is
 // off by at most half a step. A step is a byte, in 256ths of an f16 that neighbouring channels
-// share; these are at most 16 groups of 4, 8, 16 or 32. The bytes of a sketch: 16 such f16 (0 where
-// there is no group), minima [P] (P: channels padded to 16; a padded channel has minimum, step and
-// codes 0), steps [P], as a float the largest ‖x − x̂‖ of the page rounded up, and from a multiple of
-// 64 on codes in lines of 64.
+// share and which is a 255th more than the largest step among them, so that steps are rounded up by
+// no more than a 255th of that; these are at most 16 groups of 4, 8, 16 or 32. The bytes of a
+// sketch: 16 such f16 (0 where there is no group), minima [P] (P: channels padded to 16; a padded
+// channel has minimum, step and codes 0), steps [P], as a float the largest ‖x − x̂‖ of the page
+// rounded up, and from a multiple of 64 on codes in lines of 64.
 //
 // A line of a key sketch holds 16 tokens × 32/bits channels, one of a value sketch 16 channels ×
 // 32/bits tokens: 16 lanes of four bytes, a byte for each of four neighbours, with those of the
@@ -80,9 +81,9 @@ struct SketchFormat {
 
 // Writes the planes of the pages of `layer` that hold a token of [first, end) and are full. Does
 // nothing for a layout without planes. A number that f16 cannot hold, beyond 65504 or NaN, makes
-// sketches and, of a key, statistics NaN in its channel; where it is one of the values, also the
-// sketches of its page's keys. So every score of the page is NaN, and nobody estimates from what is
-// not there.
+// sketches NaN in its group of channels and, of a key, statistics in its channel; where it is one
+// of the values, also the sketches of its page's keys. So every score of the page is NaN, and
+// nobody estimates from what is not there.
 void UpdatePlanes(ThreadPool& pool, SequenceKv* kv, int layer, int64_t first, int64_t end);
 
 // Reads back row `slot` of a sketch as f32, [D], for tests and figures. `keys`: a key sketch.

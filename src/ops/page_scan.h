@@ -91,9 +91,11 @@ inline constexpr int64_t kRunsPerThread = 8;
 inline constexpr int64_t kMinItemsPerRun = 32;
 inline constexpr int64_t kMaxItemsPerRun = 512;
 
-template <class RunTask>
+// Before, prepare(i, rows, n_rows) is called for the scaled rows [n_rows, P] of each query.
+template <class RunTask, class Prepare>
 int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
-                  const DecodeAttentionParams& params, PageScanWorkspace& workspace, RunTask run) {
+                  const DecodeAttentionParams& params, PageScanWorkspace& workspace, RunTask run,
+                  Prepare prepare) {
   if (queries.empty()) return 0;
   const PageLayout& layout = *queries[0].kv.layout;
   const int64_t dim = layout.padded_dim;
@@ -118,8 +120,10 @@ int64_t ScanPages(ThreadPool& pool, std::span<const PageScanQuery> queries,
                  query.masses.n_pages * layout.slots <= query.kv.n_tokens);
     const int n_heads = HeadsOf(query);
     WINNOW_CHECK(0 <= query.first_head && query.first_head + n_heads <= layout.kv_heads);
-    ScaleQueryRows(query.q, static_cast<int64_t>(n_heads) * group, layout.head_dim, dim,
-                   params.scale, workspace.q.data() + i * params.query_heads * dim);
+    const int64_t n_rows = static_cast<int64_t>(n_heads) * group;
+    float* rows = workspace.q.data() + i * params.query_heads * dim;
+    ScaleQueryRows(query.q, n_rows, layout.head_dim, dim, params.scale, rows);
+    prepare(i, rows, n_rows);
     const int64_t run_pages = pages_of_run(query);
     first_task[i + 1] = first_task[i] + (query.masses.n_pages + run_pages - 1) / run_pages;
   }

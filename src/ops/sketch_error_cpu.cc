@@ -71,8 +71,8 @@ PageErrors ErrorsOfHead(const PageRows& rows, const float* q, const SketchFormat
   const auto dim = static_cast<float>(format.dim);
   const float of_spread = hn::GetLane(hn::SumOfLanes(f32, spread));
   float error = std::min(hn::GetLane(hn::SumOfLanes(f32, steps)) / 2, norm_error);
-  // Of the rounding of factors, by half a unit or a little more, the part that meets codes off
-  // their centre is neglected (sketch_scan_cpu.cc).
+  // Of the rounding of factors, by 1/2 + 1/512 of a unit and what floats round, the part that meets
+  // codes off their centre is neglected (sketch_scan_cpu.cc).
   error += 0.51f * unit * dim * static_cast<float>((1 << format.bits) - 1) / 2;
   // Products and sums of `dim` channels, of the offset, and factors of log2(e) and ln(2).
   error += (dim + 16) * kUnit * of_spread;

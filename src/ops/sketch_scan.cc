@@ -9,16 +9,17 @@
 namespace winnow {
 namespace {
 
-// [n_heads, 16] of q [n_heads, D], which is to be scaled: the largest |q_c| of each group.
-void LargestOfGroups(const float* q, int64_t n_heads, int64_t dim, int group_shift, float scale,
-                     float* largest) {
-  const int64_t width = int64_t{1} << group_shift;
-  for (int64_t head = 0; head < n_heads; ++head, q += dim) {
-    for (int64_t group = 0; group < int64_t{SketchFormat::kStepGroups}; ++group) {
+// [n_rows, 16] of q [n_rows, P]: the largest |q_c| of each group, 0 of none.
+void LargestOfGroups(const float* q, int64_t n_rows, int64_t dim, float* largest) {
+  const int64_t width = int64_t{1} << SketchFormat::GroupShift(dim);
+  std::fill_n(largest, n_rows * int64_t{SketchFormat::kStepGroups}, 0.0f);
+  for (int64_t row = 0; row < n_rows; ++row, largest += SketchFormat::kStepGroups) {
+    for (int64_t first = 0; first < dim; first += width) {
       float of_group = 0;
-      const int64_t end = std::min((group + 1) * width, dim);
-      for (int64_t c = group * width; c < end; ++c) of_group = std::max(of_group, std::abs(q[c]));
-      *largest++ = of_group * std::abs(scale);
+      const int64_t end = std::min(first + width, dim);
+      for (int64_t c = first; c < end; ++c)
+        of_group = std::max(of_group, std::abs(q[row * dim + c]));
+      largest[first / width] = of_group;
     }
   }
 }
@@ -31,18 +32,17 @@ int64_t ScanSketches(ThreadPool& pool, std::span<const PageScanQuery> queries,
   const Plane plane = KeySketchPlane(format.bits);
   WINNOW_CHECK(queries[0].kv.layout->planes.Has(plane), "the pages have no sketch of {} bits",
                format.bits);
-  const PageLayout& layout = *queries[0].kv.layout;
-  const int64_t group = params.query_heads / layout.kv_heads;
   const int64_t stride = params.query_heads * int64_t{SketchFormat::kStepGroups};
   workspace.largest_q.Resize(std::ssize(queries) * stride);
-  for (int64_t i = 0; i < std::ssize(queries); ++i) {
-    LargestOfGroups(queries[i].q, HeadsOf(queries[i]) * group, layout.head_dim,
-                    SketchFormat::GroupShift(format.dim), params.scale,
-                    workspace.largest_q.data() + i * stride);
-  }
-  return ScanPages(pool, queries, params, workspace, [&](const PageScanTask& task) {
-    kernel(task, plane, format, workspace.largest_q.data() + task.query * stride);
-  });
+  float* largest_q = workspace.largest_q.data();
+  return ScanPages(
+      pool, queries, params, workspace,
+      [&](const PageScanTask& task) {
+        kernel(task, plane, format, largest_q + task.query * stride);
+      },
+      [&](int64_t query, const float* rows, int64_t n_rows) {
+        LargestOfGroups(rows, n_rows, static_cast<int64_t>(format.dim), largest_q + query * stride);
+      });
 }
 
 void SketchScan(ThreadPool& pool, std::span<const PageScanQuery> queries,

@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow {
 namespace HWY_NAMESPACE {
 
-// Items from the one that is read to the one that is prefetched.
+// Items from the one that enters the first stage to the one that is prefetched.
 constexpr int64_t kItemsAhead = 4;
 constexpr float kLog2E = std::numbers::log2e_v<float>;
 
@@ -246,14 +246,16 @@ void ScanRun(const PageScanTask& task, Plane plane, const SketchFormat& format,
 template <int kBits, size_t kHeads>
 void ScanHeads(const PageScanTask& task, Plane plane, const SketchFormat& format,
                const float* largest_q, size_t first_query_head) {
-  if (kHasByteProducts<kBits> && task.kv->layout->slots == kDefaultPageSlots) {
-    if (format.dim == 64) {
-      return ScanRun<kBits, kHeads, 64, kDefaultPageSlots>(task, plane, format, largest_q,
-                                                           first_query_head);
-    }
-    if (format.dim == 128) {
-      return ScanRun<kBits, kHeads, 128, kDefaultPageSlots>(task, plane, format, largest_q,
-                                                            first_query_head);
+  if constexpr (kHasByteProducts<kBits>) {
+    if (task.kv->layout->slots == kDefaultPageSlots) {
+      if (format.dim == 64) {
+        return ScanRun<kBits, kHeads, 64, kDefaultPageSlots>(task, plane, format, largest_q,
+                                                             first_query_head);
+      }
+      if (format.dim == 128) {
+        return ScanRun<kBits, kHeads, 128, kDefaultPageSlots>(task, plane, format, largest_q,
+                                                              first_query_head);
+      }
     }
   }
   ScanRun<kBits, kHeads, 0, 0>(task, plane, format, largest_q, first_query_head);

@@ -23,8 +23,10 @@ void SummaryScan(ThreadPool& pool, std::span<const PageScanQuery> queries,
   if (queries.empty()) return;
   const PageLayout& layout = *queries[0].kv.layout;
   WINNOW_CHECK(layout.planes.Contains(SummaryPlanes(score)), "the pages lack the summary");
-  const int64_t n_pages = ScanPages(pool, queries, params, workspace,
-                                    [&](const PageScanTask& task) { SummaryScanCpu(task, score); });
+  const int64_t n_pages = ScanPages(
+      pool, queries, params, workspace,
+      [&](const PageScanTask& task) { SummaryScanCpu(task, score); },
+      [](int64_t /*query*/, const float* /*rows*/, int64_t /*n_rows*/) {});
   if (bytes_read == nullptr) return;
   const int64_t rows = score == SummaryScore::kMean ? 1 : 2;
   *bytes_read += n_pages * rows * static_cast<int64_t>(layout.KeyRowBytes());
