@@ -107,40 +107,47 @@ uint16_t ScaleSteps(std::span<Grid> group) {
   return scale;
 }
 
+// Writes the codes of one channel [G] (stride D) on a grid of that step; adds the squared errors of
+// its tokens to `errors` [G].
+void WriteCodes(const PageLayout& layout, const float* values, int bits, bool keys, int64_t channel,
+                double base, double step, std::byte* codes, std::vector<double>& errors) {
+  const int max_code = (1 << bits) - 1;
+  for (int64_t t = 0; t < layout.slots; ++t) {
+    const double x = values[t * layout.head_dim];
+    const double exact = step > 0 ? (x - base) / step : 0;
+    const int code = std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
+    const CodePlace place = PlaceOf(layout, bits, keys, t, channel);
+    codes[place.byte] |= static_cast<std::byte>(code << place.shift);
+    const double error = x - (base + step * code);
+    errors[t] += error * error;
+  }
+}
+
 // values [G, D]: the keys or values of one head of a full page.
 void WriteSketch(const PageLayout& layout, const float* values, int bits, bool keys,
                  std::byte* plane) {
   const SketchFormat format(layout, bits);
-  const int max_code = (1 << bits) - 1;
+  const int64_t dim = layout.head_dim;
   std::memset(plane, 0, layout.PlaneBytes(keys ? KeySketchPlane(bits) : ValueSketchPlane(bits)));
-  std::vector<Grid> grids(format.dim);
-  for (int64_t c = 0; c < layout.head_dim; ++c) {
-    grids[c] = CoveringGrid(values + c, layout.slots, layout.head_dim, max_code);
+  std::vector<Grid> grids(dim);
+  for (int64_t c = 0; c < dim; ++c) {
+    grids[c] = CoveringGrid(values + c, layout.slots, dim, (1 << bits) - 1);
   }
   std::vector<double> errors(layout.slots, 0.0);
-  const size_t group_width = size_t{1} << SketchFormat::GroupShift(format.dim);
-  for (size_t first = 0; first < format.dim; first += group_width) {
-    const size_t width = std::min(group_width, format.dim - first);
-    const uint16_t scale = ScaleSteps({grids.data() + first, width});
+  const int64_t group_width = int64_t{1} << SketchFormat::GroupShift(format.dim);
+  for (int64_t first = 0; first < dim; first += group_width) {
+    const int64_t end = std::min(first + group_width, dim);
+    const uint16_t scale = ScaleSteps(std::span(grids).subspan(first, end - first));
     std::memcpy(SketchFormat::Scales(plane) + first / group_width * sizeof(scale), &scale,
                 sizeof(scale));
-    const double unit = FromF16(scale) / 256;
-    for (size_t c = first; c < first + width; ++c) {
+    for (int64_t c = first; c < end; ++c) {
       const Grid& grid = grids[c];
-      std::memcpy(format.Steps(plane) + c, &grid.step, sizeof(grid.step));
+      format.Steps(plane)[c] = static_cast<std::byte>(grid.step);
       std::memcpy(SketchFormat::Minima(plane) + c * sizeof(grid.minimum), &grid.minimum,
                   sizeof(grid.minimum));
-      if (static_cast<int64_t>(c) >= layout.head_dim) continue;
-      const double step = unit * grid.step;
-      for (int64_t t = 0; t < layout.slots; ++t) {
-        const double x = values[t * layout.head_dim + static_cast<int64_t>(c)];
-        const double exact = step > 0 ? (x - grid.base) / step : 0;
-        const int code = std::clamp(static_cast<int>(std::floor(exact + 0.5)), 0, max_code);
-        const CodePlace place = PlaceOf(layout, bits, keys, t, static_cast<int64_t>(c));
-        format.Codes(plane)[place.byte] |= static_cast<std::byte>(code << place.shift);
-        const double error = x - (grid.base + step * code);
-        errors[t] += error * error;
-      }
+      WriteCodes(layout, values + c, bits, keys, c, grid.base,
+                 static_cast<double>(FromF16(scale)) / 256 * grid.step, format.Codes(plane),
+                 errors);
     }
   }
   double largest = 0;
